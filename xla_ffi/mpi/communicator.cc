@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "ffi/hash.h"
+#include "mpi/exchange.h"
 #include "mpi/host_sum.h"
 
 namespace passing::mpi {
@@ -122,7 +123,15 @@ void Communicator::Start(const std::shared_ptr<Meeting>& meeting) {
     const Signature& signature = meeting->calls[0].signature;
     const uint64_t site = SiteOf(meeting->number, NameOf(signature));
     if (signature.count == 0) return end(nullptr);
-    HostSum& sum = meeting->sum.emplace(Prepare(meeting->calls, local_members_, size()));
+    HostSum& sum = meeting->sum.emplace(Prepare(meeting->calls, local_members_, size(), group_.host_count));
+    const auto progress = [meeting] { meeting->progress = Clock::now().time_since_epoch().count(); };
+    if (!sum.parts.empty()) {
+      const auto tag = static_cast<int32_t>((site ^ meeting->number) & INT32_MAX);  // hosts that differ never meet
+      const int32_t own_host = group_.hosts[static_cast<size_t>(local_members_[0])];
+      const auto failure = Exchange(server_, group_, own_host, sum.parts, tag, progress, end);
+      if (failure) Fail(*failure);
+      return;
+    }
     sum.shape.site_name = NameOf(signature) + ", call " + std::to_string(meeting->number) + " of the " + group_.name;
     group_.collective->Start({
         .key = {.site = site, .execution = 0, .step = static_cast<uint32_t>(meeting->number)},
@@ -130,7 +139,7 @@ void Communicator::Start(const std::shared_ptr<Meeting>& meeting) {
         .inputs = sum.inputs,
         .outputs = sum.outputs,
         .done = end,
-        .written = [meeting](uint64_t) { meeting->progress = Clock::now().time_since_epoch().count(); },
+        .written = [progress](uint64_t) { progress(); },
     });
   } catch (const Failed& failed) {
     end(&failed.failure());
@@ -146,10 +155,9 @@ void Communicator::Wait(Meeting& meeting, int32_t member, const std::string& nam
   const std::string what = name + ", call " + std::to_string(meeting.number) + " of the " + group_.name;
   const auto over = [&] { return starter ? meeting.summed : meeting.done || (shared_->failure && !meeting.started); };
   const Clock::time_point begin = Clock::now();
-  bool failed = false;
   std::unique_lock lock(shared_->mutex);
+  // Also after a failure: until the collective, or the server, says otherwise, it reads and writes the callers' memory.
   while (!shared_->changed.wait_for(lock, kLook, over)) {
-    if (failed) continue;  // the collective still reads and writes the callers' memory, until it says otherwise
     lock.unlock();
     std::optional<Failure> failure;
     try {
@@ -160,7 +168,6 @@ void Communicator::Wait(Meeting& meeting, int32_t member, const std::string& nam
     const double still_s = Since(Clock::time_point(Clock::duration(meeting.progress)));
     if (!failure && still_s > group_.deadline_s + kGrace_s) failure = TooLate(what, still_s);
     if (failure) Fail(*failure);
-    failed = failure.has_value();
     lock.lock();
   }
   if (starter) {

@@ -14,11 +14,13 @@ namespace {
 
 // A call's members, and how much memory each has.
 struct Layout {
-  explicit Layout(std::span<const Call> all_calls, std::span<const int32_t> own_members, int32_t member_count)
+  explicit Layout(std::span<const Call> all_calls, std::span<const int32_t> own_members, int32_t member_count,
+                  int32_t host_count)
       : calls(all_calls.begin(), all_calls.end()),
         members(own_members.begin(), own_members.end()),
         signature(calls[0].signature),
         member_count(static_cast<uint64_t>(member_count)),
+        host_count(static_cast<uint64_t>(host_count)),
         is_cut(signature.operation == Operation::kReduceScatter),
         elements(signature.count * (is_cut ? this->member_count : 1)) {}
 
@@ -26,6 +28,7 @@ struct Layout {
   std::vector<int32_t> members;
   Signature signature;
   uint64_t member_count;
+  uint64_t host_count;
   bool is_cut;        // does each member get only its part of the result?
   uint64_t elements;  // that a member gives
 
@@ -104,15 +107,27 @@ HostSum ExtremeOfKeys(const Layout& layout) {
   return sum;
 }
 
-// All members' elements, one member after the other: a sum of words, where each host adds zeros to the others'.
+// A sum of the whole carries a host's own part in vain; an exchange costs a message for each other host, as much
+// time as about so many bytes of a sum.
+constexpr uint64_t kMessageBytes = 64 * 1024;
+
+bool IsExchanged(const Layout& layout) {
+  const uint64_t saved = layout.bytes() * layout.member_count / layout.host_count;
+  return layout.host_count > 1 && saved >= (layout.host_count - 1) * kMessageBytes;
+}
+
+// All members' elements, one member after the other: by an exchange, or as a sum of words, where each host adds zeros
+// to the others'.
 HostSum Gather(const Layout& layout, void* into) {
   HostSum sum;
-  const uint64_t words = (layout.bytes() * layout.member_count + 3) / 4;
-  if (into) {
-    std::memset(into, 0, words * 4);
-  } else {
+  const uint64_t bytes = layout.bytes() * layout.member_count;
+  const uint64_t words = (bytes + 3) / 4;
+  const bool is_exchanged = IsExchanged(layout);
+  if (!into) {
     sum.scratch.resize(words);
     into = sum.scratch.data();
+  } else if (!is_exchanged) {
+    std::memset(into, 0, words * 4);
   }
   for (size_t k = 0; k < layout.calls.size(); ++k) {
     auto* const place = static_cast<uint8_t*>(into) + static_cast<uint64_t>(layout.members[k]) * layout.bytes();
@@ -121,6 +136,7 @@ HostSum Gather(const Layout& layout, void* into) {
   SumInPlace(sum, DType::kInt32, words);
   sum.inputs = {into};
   sum.outputs = {into};
+  if (is_exchanged) sum.parts = {static_cast<uint8_t*>(into), bytes};
   return sum;
 }
 
@@ -166,8 +182,9 @@ HostSum GatherAndReduce(const Layout& layout) {
 
 }  // namespace
 
-HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, int32_t member_count) {
-  const Layout layout(calls, members, member_count);
+HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, int32_t member_count,
+                int32_t host_count) {
+  const Layout layout(calls, members, member_count, host_count);
   const Signature& signature = layout.signature;
   if (signature.operation == Operation::kAllGather) return AllGather(layout);
   if (signature.reduction == Reduction::kSum) return layout.is_cut ? ReduceScatterSum(layout) : AllReduceSum(layout);

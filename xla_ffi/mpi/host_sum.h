@@ -18,11 +18,14 @@ struct HostSum {
   std::vector<void*> outputs;
   std::vector<uint32_t> scratch;   // what they point into, unless that is a caller's
   std::function<void()> finish{};  // writes the callers' outputs; null if the sum has
+  // Unless empty, nothing is summed: the hosts exchange the parts of this (exchange.h).
+  std::span<uint8_t> parts{};
 };
 
 // `calls`: of the local members, which all have the same signature, with elements; `members`: their indices among
 // `member_count`. Throws Failed if there is no such operation.
-HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, int32_t member_count);
+HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, int32_t member_count,
+                int32_t host_count);
 
 }  // namespace passing::mpi
 

@@ -3,11 +3,14 @@
 namespace passing::mpi {
 
 void Transfer::Done(std::optional<Failure> failure) {
-  const std::lock_guard lock(mutex_);
-  if (done_) return;
-  failure_ = std::move(failure);
-  done_ = true;
-  changed_.notify_all();
+  {
+    const std::lock_guard lock(mutex_);
+    if (done_) return;
+    failure_ = std::move(failure);
+    done_ = true;
+    changed_.notify_all();
+  }
+  if (when_done_) when_done_(failure_);
 }
 
 bool Transfer::Wait(double timeout_s) {

@@ -5,8 +5,10 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -14,12 +16,17 @@
 
 namespace passing::mpi {
 
-// It owns the bytes, so that a failed call may return while a channel still writes to them.
 class Transfer {
  public:
-  explicit Transfer(std::vector<uint8_t> bytes) : bytes_(std::move(bytes)) {}
+  // It owns the bytes, so that a failed call may return while a channel still writes to them.
+  explicit Transfer(std::vector<uint8_t> bytes) : owned_(std::move(bytes)), bytes_(owned_) {}
+  // The bytes are another's, who keeps them until `when_done` is called, once, from any thread.
+  Transfer(std::span<uint8_t> bytes, std::function<void(const std::optional<Failure>&)> when_done)
+      : bytes_(bytes), when_done_(std::move(when_done)) {}
+  Transfer(const Transfer&) = delete;
+  ~Transfer() { Done(Failure{"PassingError", "A transfer was dropped before it was done."}); }
 
-  std::vector<uint8_t>& bytes() { return bytes_; }  // the channel's until it is done
+  std::span<uint8_t> bytes() const { return bytes_; }  // the channel's until it is done
   // The first call counts.
   void Done(std::optional<Failure> failure);
   // Returns false after timeout_s.
@@ -28,7 +35,9 @@ class Transfer {
   const std::optional<Failure>& failure() const { return failure_; }
 
  private:
-  std::vector<uint8_t> bytes_;
+  std::vector<uint8_t> owned_;
+  const std::span<uint8_t> bytes_;
+  const std::function<void(const std::optional<Failure>&)> when_done_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool done_ = false;

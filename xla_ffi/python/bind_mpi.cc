@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -52,7 +53,7 @@ class Request {
 
 nb::object View(Transfer& transfer, int flags) {
   static char nothing;
-  std::vector<uint8_t>& bytes = transfer.bytes();
+  const std::span<uint8_t> bytes = transfer.bytes();
   char* const data = bytes.empty() ? &nothing : reinterpret_cast<char*>(bytes.data());
   PyObject* const view = PyMemoryView_FromMemory(data, static_cast<Py_ssize_t>(bytes.size()), flags);
   if (!view) throw nb::python_error();

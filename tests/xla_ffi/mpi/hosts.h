@@ -57,7 +57,7 @@ class TestServer : public Server {
     Cell& cell = cells_[{from, to, tag}];
     (is_sent ? cell.sent : cell.received).push_back(std::move(transfer));
     while (!cell.sent.empty() && !cell.received.empty()) {
-      cell.received.front()->bytes() = cell.sent.front()->bytes();
+      std::ranges::copy(cell.sent.front()->bytes(), cell.received.front()->bytes().begin());
       cell.received.front()->Done(std::nullopt);
       cell.sent.front()->Done(std::nullopt);
       cell.received.pop_front();

@@ -1,0 +1,108 @@
+#include "mpi/exchange.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "mpi/transfer.h"
+
+namespace passing::mpi {
+namespace {
+
+// The deadline counts from the last piece, so that no part is too long for it.
+constexpr size_t kPieceBytes = 16 << 20;
+
+// Members of one host that follow one another: their parts lie together.
+struct Run {
+  int32_t host;
+  int32_t first;
+  int32_t end;
+};
+
+std::vector<Run> RunsOf(const std::vector<int32_t>& hosts) {
+  std::vector<Run> runs;
+  for (int32_t member = 0; member < static_cast<int32_t>(hosts.size()); ++member) {
+    if (runs.empty() || runs.back().host != hosts[member]) runs.push_back({hosts[member], member, member});
+    runs.back().end = member + 1;
+  }
+  return runs;
+}
+
+// Counts the transfers that aren't done.
+class Open {
+ public:
+  Open(std::function<void()> progress, std::function<void(const Failure*)> done)
+      : progress_(std::move(progress)), done_(std::move(done)) {}
+
+  std::shared_ptr<Transfer> Add(const std::shared_ptr<Open>& self, std::span<uint8_t> bytes) {
+    const std::lock_guard lock(mutex_);
+    ++count_;
+    return std::make_shared<Transfer>(bytes, [self](const std::optional<Failure>& failure) { self->Done(failure); });
+  }
+  void Done(const std::optional<Failure>& failure) {
+    progress_();
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure && !failure_) failure_ = failure;
+      if (--count_ > 0) return;
+    }
+    done_(failure_ ? &*failure_ : nullptr);
+  }
+
+ private:
+  const std::function<void()> progress_;
+  const std::function<void(const Failure*)> done_;
+  std::mutex mutex_;
+  size_t count_ = 1;  // the one who adds
+  std::optional<Failure> failure_;
+};
+
+}  // namespace
+
+std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_host, std::span<uint8_t> whole,
+                                int32_t tag, std::function<void()> progress,
+                                std::function<void(const Failure*)> done) {
+  const std::vector<Run> runs = RunsOf(group.hosts);
+  const uint64_t part = whole.size() / group.hosts.size();
+  // A host's first member stands for it. The hosts after this one come first, so that no host is sent to by all at once.
+  std::map<int64_t, int32_t> others;
+  int32_t own_first = -1;
+  for (const Run& run : runs) {
+    if (run.host != own_host) others.emplace(run.host + (run.host < own_host ? int64_t{1} << 32 : 0), run.first);
+    if (run.host == own_host && own_first < 0) own_first = run.first;
+  }
+  const auto open = std::make_shared<Open>(std::move(progress), std::move(done));
+  const auto post = [&](const Run& run, const auto& post_piece) {
+    std::span<uint8_t> rest = whole.subspan(run.first * part, (run.end - run.first) * part);
+    while (!rest.empty()) {
+      const std::span<uint8_t> piece = rest.first(std::min(kPieceBytes, rest.size()));
+      post_piece(open->Add(open, piece));
+      rest = rest.subspan(piece.size());
+    }
+  };
+  std::optional<Failure> failure;
+  try {
+    for (const Run& run : runs) {
+      if (run.host == own_host) continue;
+      post(run, [&](auto piece) { server.Receive(group.id, own_first, run.first, tag, std::move(piece)); });
+    }
+    for (const auto& [_, to] : others) {
+      for (const Run& run : runs) {
+        if (run.host != own_host) continue;
+        post(run, [&](auto piece) { server.Send(group.id, run.first, to, tag, std::move(piece)); });
+      }
+    }
+  } catch (const Failed& failed) {
+    failure = failed.failure();
+  } catch (const std::bad_alloc&) {
+    failure = {"PassingError", "This host has too little memory for messages to the others."};
+  }
+  open->Done(failure);
+  return failure;
+}
+
+}  // namespace passing::mpi

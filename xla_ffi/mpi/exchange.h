@@ -1,0 +1,23 @@
+// The hosts send each other what their devices give: each part once to each host.
+#ifndef XLA_FFI_MPI_EXCHANGE_H_
+#define XLA_FFI_MPI_EXCHANGE_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+
+#include "mpi/server.h"
+
+namespace passing::mpi {
+
+// Returns at once. `whole`: the parts of all members in their order, equally long, of which those of `own_host` are
+// there. It is touched until `done` is called, once, from any thread. Messages of another tag never meet these.
+// `progress` is called when a piece has come or gone. Returns why it can't begin, if so: fail the session, so that what
+// has begun ends, and `done` follows.
+std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_host, std::span<uint8_t> whole,
+                                int32_t tag, std::function<void()> progress, std::function<void(const Failure*)> done);
+
+}  // namespace passing::mpi
+
+#endif  // XLA_FFI_MPI_EXCHANGE_H_
