@@ -181,8 +181,7 @@ void Communicator::Wait(Meeting& meeting, int32_t member, const std::string& nam
     meeting.done = true;
     shared_->changed.notify_all();
   }
-  if (meeting.failure) throw Failed(*meeting.failure);
-  if (!meeting.done) throw Failed(*shared_->failure);
+  if (meeting.failure || !meeting.done) throw Failed(*shared_->failure);  // the first of all
 }
 
 void Communicator::Fail(const Failure& failure) {

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <set>
 #include <type_traits>
 
 #include "../tests/xla_ffi/mpi/hosts.h"
@@ -167,6 +168,29 @@ TEST_P(CommunicatorTest, sendsRoundTheRing) {
   for (int32_t own = 0; own < members; ++own) EXPECT_EQ(received[own], (own + members - 1) % members);
 }
 
+TEST_P(CommunicatorTest, muchIsGatheredFromHostToHost) {
+  Hosts hosts(GetParam());
+  const size_t members = hosts.size();
+  const size_t count = 200'001;
+  std::mt19937 random(7);
+  std::vector<std::vector<int16_t>> inputs;
+  std::vector<int16_t> expected;
+  for (size_t member = 0; member < members; ++member) {
+    inputs.push_back(Draw<int16_t>(random, count));
+    expected.insert(expected.end(), inputs.back().begin(), inputs.back().end());
+  }
+  for (int time = 1; time <= 2; ++time) {
+    std::vector<std::vector<int16_t>> outputs(members, std::vector<int16_t>(members * count));
+    ExpectSuccess(hosts.Run([&](Device& device) {
+      const Signature signature{Operation::kAllGather, Reduction::kNone, {DType::kInt16}, count};
+      device.Collect({signature, inputs[device.index()].data(), outputs[device.index()].data()});
+    }));
+    for (const auto& output : outputs) EXPECT_TRUE(output == expected);
+    const size_t host_count = std::set(GetParam().begin(), GetParam().end()).size();
+    EXPECT_EQ(hosts.server.sent_bytes, time * members * count * sizeof(int16_t) * (host_count - 1));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Hosts, CommunicatorTest,
                          testing::Values(std::vector<int32_t>{0, 0, 0}, std::vector<int32_t>{1, 0},
                                          std::vector<int32_t>{0, 1, 1, 0, 0}, std::vector<int32_t>{2, 0, 1, 0, 2, 2}));
@@ -252,6 +276,49 @@ TEST(CommunicatorTest, aMissingDeviceFailsTheOthersByTheServersWord) {
     device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 1}, &one, &one});
   });
   for (const auto& failure : later) EXPECT_EQ(failure.value().kind, "HostLostError");
+}
+
+// The signature of a gather whose parts the hosts exchange.
+Signature Exchanged(DType dtype, uint64_t count) { return {Operation::kAllGather, Reduction::kNone, {dtype}, count}; }
+
+TEST(CommunicatorTest, aLongPartGoesInPieces) {
+  Hosts hosts({0, 1});
+  const size_t count = (16 << 20) + 3;
+  std::vector<std::vector<uint8_t>> outputs(2, std::vector<uint8_t>(2 * count));
+  ExpectSuccess(hosts.Run([&](Device& device) {
+    const std::vector<uint8_t> input(count, static_cast<uint8_t>(1 + device.index()));
+    device.Collect({Exchanged(DType::kUint8, count), input.data(), outputs[device.index()].data()});
+  }));
+  std::vector<uint8_t> expected(2 * count, 1);
+  std::fill_n(expected.begin() + count, count, uint8_t{2});
+  for (const auto& output : outputs) EXPECT_TRUE(output == expected);
+  EXPECT_EQ(hosts.server.sent_bytes, 2 * count);
+}
+
+TEST(CommunicatorTest, exchangesThatDifferNeverMeet) {
+  const size_t count = 50'000;
+  for (const Signature& other : {Exchanged(DType::kInt32, count), Exchanged(DType::kFloat32, count + 1)}) {
+    Hosts hosts({0, 1, 1});
+    hosts.server.stall_failure = Failure{"ProgramMismatchError", "they differ"};
+    const auto failures = hosts.Run([&](Device& device) {
+      const std::vector<float> input(count + 1);
+      std::vector<float> output(3 * (count + 1));
+      const Signature& signature = device.index() == 0 ? Exchanged(DType::kFloat32, count) : other;
+      device.Collect({signature, input.data(), output.data()});
+    });
+    for (const auto& failure : failures) EXPECT_EQ(failure.value().kind, "ProgramMismatchError");
+  }
+}
+
+TEST(CommunicatorTest, anExchangeThatCantBeginEndsWhatHasBegun) {
+  Hosts hosts({0, 1});
+  hosts.server.refusal = hosts.server.stall_failure = Failure{"ClosedError", "Python is ending"};
+  const auto failures = hosts.Run([](Device& device) {
+    const std::vector<float> input(50'000);
+    std::vector<float> output(100'000);
+    device.Collect({Exchanged(DType::kFloat32, input.size()), input.data(), output.data()});
+  });
+  for (const auto& failure : failures) EXPECT_EQ(failure.value().kind, "ClosedError");
 }
 
 TEST(CommunicatorTest, nobodySendsUntilTheDeadline) {

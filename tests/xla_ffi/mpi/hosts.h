@@ -32,6 +32,8 @@ class TestServer : public Server {
   World Begin() override { return {.rank = 0, .size = 1}; }
   Group Split(int32_t, int32_t) override { throw Failed("JoinError", "no group"); }
   void Send(int64_t, int32_t own_index, int32_t to_index, int32_t tag, std::shared_ptr<Transfer> sent) override {
+    if (refusal) throw Failed(*refusal);
+    sent_bytes += sent->bytes().size();
     Match(own_index, to_index, tag, std::move(sent), true);
   }
   void Receive(int64_t, int32_t own_index, int32_t from_index, int32_t tag,
@@ -41,12 +43,21 @@ class TestServer : public Server {
   std::optional<Failure> Stalled(int64_t, int32_t, int64_t number, const std::string& name, double) override {
     const std::lock_guard lock(mutex_);
     stalls.emplace_back(number, name);
+    for (auto& [_, cell] : cells_) {
+      for (auto* transfers : {&cell.sent, &cell.received}) {
+        for (auto& transfer : *transfers) {
+          if (stall_failure) transfer->Done(stall_failure);
+        }
+      }
+    }
     return stall_failure;
   }
   void End() override {}
 
   std::vector<std::pair<int64_t, std::string>> stalls;
-  std::optional<Failure> stall_failure;
+  std::optional<Failure> stall_failure;  // ends all transfers, too
+  std::optional<Failure> refusal;        // of what is to be sent
+  std::atomic<size_t> sent_bytes = 0;
 
  private:
   struct Cell {
