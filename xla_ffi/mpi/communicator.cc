@@ -12,6 +12,7 @@
 #include "ffi/hash.h"
 #include "mpi/exchange.h"
 #include "mpi/host_sum.h"
+#include "mpi/huge_pages.h"
 
 namespace passing::mpi {
 namespace {
@@ -201,13 +202,14 @@ void Device::CheckMember(int32_t other) const {
 
 PendingTransfer Device::Send(const void* data, size_t bytes, int32_t to, int32_t tag) {
   CheckMember(to);
-  const auto* begin = static_cast<const uint8_t*>(data);
+  std::vector<uint8_t> copy = Zeros<uint8_t>(bytes);
+  if (bytes > 0) std::memcpy(copy.data(), data, bytes);
   PendingTransfer pending;
   pending.communicator_ = communicator_;
   pending.index_ = index_;
   pending.what_ = "send of " + std::to_string(bytes) + " bytes to device " + std::to_string(to) + " of the " +
                   communicator_->group().name;
-  pending.transfer_ = std::make_shared<Transfer>(std::vector<uint8_t>(begin, begin + bytes));
+  pending.transfer_ = std::make_shared<Transfer>(std::move(copy));
   communicator_->server().Send(communicator_->group().id, index_, to, tag, pending.transfer_);
   return pending;
 }
@@ -220,7 +222,8 @@ PendingTransfer Device::Receive(void* data, size_t bytes, int32_t from, int32_t 
   pending.what_ = "receive of " + std::to_string(bytes) + " bytes from device " + std::to_string(from) + " of the " +
                   communicator_->group().name;
   pending.destination_ = data;
-  pending.transfer_ = std::make_shared<Transfer>(std::vector<uint8_t>(bytes));
+  pending.transfer_ = std::make_shared<Transfer>(Zeros<uint8_t>(bytes));
+  PreferHugePages(data, bytes);
   communicator_->server().Receive(communicator_->group().id, index_, from, tag, pending.transfer_);
   return pending;
 }

@@ -64,11 +64,11 @@ class Open {
 }  // namespace
 
 std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_host, std::span<uint8_t> whole,
-                                int32_t tag, std::function<void()> progress,
-                                std::function<void(const Failure*)> done) {
+                                int32_t tag, std::function<void()> progress, std::function<void(const Failure*)> done) {
   const std::vector<Run> runs = RunsOf(group.hosts);
   const uint64_t part = whole.size() / group.hosts.size();
-  // A host's first member stands for it. The hosts after this one come first, so that no host is sent to by all at once.
+  // A host's first member stands for it. The hosts after this one come first, so that no host is sent to by all at
+  // once.
   std::map<int64_t, int32_t> others;
   int32_t own_first = -1;
   for (const Run& run : runs) {

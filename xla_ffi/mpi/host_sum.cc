@@ -7,6 +7,7 @@
 #include "host/numbers/float_mode.h"
 #include "host/numbers/host_elements.h"
 #include "mpi/elements.h"
+#include "mpi/huge_pages.h"
 #include "mpi/server.h"
 
 namespace passing::mpi {
@@ -69,7 +70,7 @@ void SumInPlace(HostSum& sum, DType dtype, uint64_t elements) {
 HostSum ReduceScatterSum(const Layout& layout) {
   HostSum sum = AllReduceSum(layout);
   const uint64_t elements = sum.shape.leaf_elements[0];
-  sum.scratch.resize((layout.bytes() + 3) / 4);
+  sum.scratch = Zeros<uint32_t>((layout.bytes() + 3) / 4);
   void* const output = sum.scratch.data();
   SumLocal(sum.shape.dtype, sum.inputs, elements, {&output, 1});
   SumInPlace(sum, sum.shape.dtype, elements);
@@ -81,7 +82,7 @@ HostSum ReduceScatterSum(const Layout& layout) {
 HostSum ExtremeOfKeys(const Layout& layout) {
   HostSum sum;
   const bool smallest = layout.signature.reduction == Reduction::kMin;
-  sum.scratch.resize(layout.elements);
+  sum.scratch = Zeros<uint32_t>(layout.elements);
   auto* const keys = reinterpret_cast<int32_t*>(sum.scratch.data());
   WithType(layout.signature.type, [&]<typename T>(T) {
     if constexpr (sizeof(T) <= 4) {
@@ -124,7 +125,7 @@ HostSum Gather(const Layout& layout, void* into) {
   const uint64_t words = (bytes + 3) / 4;
   const bool is_exchanged = IsExchanged(layout);
   if (!into) {
-    sum.scratch.resize(words);
+    sum.scratch = Zeros<uint32_t>(words);
     into = sum.scratch.data();
   } else if (!is_exchanged) {
     std::memset(into, 0, words * 4);
@@ -186,6 +187,8 @@ HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, i
                 int32_t host_count) {
   const Layout layout(calls, members, member_count, host_count);
   const Signature& signature = layout.signature;
+  const uint64_t copies = signature.operation == Operation::kAllGather ? layout.member_count : 1;
+  for (const Call& call : calls) PreferHugePages(call.output, copies * signature.count * signature.type.bytes());
   if (signature.operation == Operation::kAllGather) return AllGather(layout);
   if (signature.reduction == Reduction::kSum) return layout.is_cut ? ReduceScatterSum(layout) : AllReduceSum(layout);
   if (signature.reduction == Reduction::kProduct) return GatherAndReduce(layout);

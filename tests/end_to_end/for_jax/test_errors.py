@@ -36,6 +36,8 @@ def value(process: "Process") -> str:
         "ring",
         "dtype",
         "count",
+        "exchange",
+        "exchange or sum",
         "order",
         "other axis",
     ],
@@ -56,8 +58,9 @@ def test_a_host_that_calls_once_more(cluster: "Cluster") -> None:
 
 
 @pytest.mark.smoke
-def test_a_host_that_is_killed(cluster: "Cluster") -> None:
-    processes = for_jax.start(cluster, "different.py", "killed", hosts=3, env=DEADLINE)
+@pytest.mark.parametrize("kind", ["killed", "killed in an exchange"])
+def test_a_host_that_is_killed(cluster: "Cluster", kind: str) -> None:
+    processes = for_jax.start(cluster, "different.py", kind, hosts=3, env=DEADLINE)
     for rank in (0, 2):
         text = raised(processes[rank])
         assert "HostLostError" in text, text

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,6 +55,7 @@ def grid() -> Mesh:
 def run(kind: str, odd: bool) -> object:
     mesh = Mesh(jax.devices(), ("d",))
     ones = np.ones((jax.device_count(), 8), np.float32)
+    many = np.ones((jax.device_count(), 1 << 20), np.float32)  # hosts exchange them
     step = partial(over, mesh, ones)
     step(psum)  # all hosts have met
     print("met", flush=True)
@@ -68,6 +70,15 @@ def run(kind: str, odd: bool) -> object:
             return over(mesh, ones.astype(np.int32) if odd else ones, psum)
         case "count":
             return over(mesh, ones[:, :4] if odd else ones, psum)
+        case "exchange":
+            return over(mesh, many.astype(np.int32) if odd else many, gather_and_add)
+        case "exchange or sum":
+            return over(mesh, many, psum if odd else gather_and_add)
+        case "killed in an exchange":
+            if odd:
+                threading.Timer(1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            while True:
+                over(mesh, many, gather_and_add)
         case "order":
             return step(*((psum, pmax) if odd else (pmax, psum)))
         case "more":
