@@ -1,4 +1,4 @@
-"""Hosts send each other messages over connections of their own, for XLA's collective permute and all-to-all.
+"""Hosts send each other messages over connections of their own: XLA's permutations, all-to-alls and large gathers.
 
 A host listens on the address by which it reaches the switch, and calls each host to which it sends, when it first does.
 Where the job has a key, both ends prove it by TLS. Everywhere, a caller says first the token that the called host has
