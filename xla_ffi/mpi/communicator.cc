@@ -202,14 +202,13 @@ void Device::CheckMember(int32_t other) const {
 
 PendingTransfer Device::Send(const void* data, size_t bytes, int32_t to, int32_t tag) {
   CheckMember(to);
-  std::vector<uint8_t> copy = Zeros<uint8_t>(bytes);
-  if (bytes > 0) std::memcpy(copy.data(), data, bytes);
   PendingTransfer pending;
   pending.communicator_ = communicator_;
   pending.index_ = index_;
   pending.what_ = "send of " + std::to_string(bytes) + " bytes to device " + std::to_string(to) + " of the " +
                   communicator_->group().name;
-  pending.transfer_ = std::make_shared<Transfer>(std::move(copy));
+  pending.transfer_ = std::make_shared<Transfer>(bytes);
+  if (bytes > 0) std::memcpy(pending.transfer_->bytes().data(), data, bytes);
   communicator_->server().Send(communicator_->group().id, index_, to, tag, pending.transfer_);
   return pending;
 }
@@ -222,7 +221,7 @@ PendingTransfer Device::Receive(void* data, size_t bytes, int32_t from, int32_t 
   pending.what_ = "receive of " + std::to_string(bytes) + " bytes from device " + std::to_string(from) + " of the " +
                   communicator_->group().name;
   pending.destination_ = data;
-  pending.transfer_ = std::make_shared<Transfer>(Zeros<uint8_t>(bytes));
+  pending.transfer_ = std::make_shared<Transfer>(bytes);
   PreferHugePages(data, bytes);
   communicator_->server().Receive(communicator_->group().id, index_, from, tag, pending.transfer_);
   return pending;

@@ -62,16 +62,16 @@ void SumInPlace(HostSum& sum, DType dtype, uint64_t elements) {
   sum.shape.dtype = dtype;
   sum.shape.leaf_elements = {elements};
   sum.shape.device_count = 1;
-  sum.inputs = {sum.scratch.data()};
-  sum.outputs = {sum.scratch.data()};
+  sum.inputs = {sum.scratch.get()};
+  sum.outputs = {sum.scratch.get()};
 }
 
 // The devices of a host are added up before, so that there is one copy of the whole sum, not one for each device.
 HostSum ReduceScatterSum(const Layout& layout) {
   HostSum sum = AllReduceSum(layout);
   const uint64_t elements = sum.shape.leaf_elements[0];
-  sum.scratch = Zeros<uint32_t>((layout.bytes() + 3) / 4);
-  void* const output = sum.scratch.data();
+  sum.scratch = NewMemory<uint32_t>((layout.bytes() + 3) / 4);
+  void* const output = sum.scratch.get();
   SumLocal(sum.shape.dtype, sum.inputs, elements, {&output, 1});
   SumInPlace(sum, sum.shape.dtype, elements);
   sum.finish = [layout, output] { layout.Distribute(output); };
@@ -82,8 +82,8 @@ HostSum ReduceScatterSum(const Layout& layout) {
 HostSum ExtremeOfKeys(const Layout& layout) {
   HostSum sum;
   const bool smallest = layout.signature.reduction == Reduction::kMin;
-  sum.scratch = Zeros<uint32_t>(layout.elements);
-  auto* const keys = reinterpret_cast<int32_t*>(sum.scratch.data());
+  sum.scratch = NewMemory<uint32_t>(layout.elements);
+  auto* const keys = reinterpret_cast<int32_t*>(sum.scratch.get());
   WithType(layout.signature.type, [&]<typename T>(T) {
     if constexpr (sizeof(T) <= 4) {
       std::fill_n(keys, layout.elements, std::numeric_limits<int32_t>::min());
@@ -125,11 +125,10 @@ HostSum Gather(const Layout& layout, void* into) {
   const uint64_t words = (bytes + 3) / 4;
   const bool is_exchanged = IsExchanged(layout);
   if (!into) {
-    sum.scratch = Zeros<uint32_t>(words);
-    into = sum.scratch.data();
-  } else if (!is_exchanged) {
-    std::memset(into, 0, words * 4);
+    sum.scratch = NewMemory<uint32_t>(words);
+    into = sum.scratch.get();
   }
+  if (!is_exchanged) std::memset(into, 0, words * 4);
   for (size_t k = 0; k < layout.calls.size(); ++k) {
     auto* const place = static_cast<uint8_t*>(into) + static_cast<uint64_t>(layout.members[k]) * layout.bytes();
     std::memcpy(place, layout.calls[k].input, layout.bytes());

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -16,8 +17,8 @@ struct HostSum {
   SumShape shape;  // without its name
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
-  std::vector<uint32_t> scratch;   // what they point into, unless that is a caller's
-  std::function<void()> finish{};  // writes the callers' outputs; null if the sum has
+  std::unique_ptr<uint32_t[]> scratch;  // what they point into, unless that is a caller's
+  std::function<void()> finish{};       // writes the callers' outputs; null if the sum has
   // Unless empty, nothing is summed: the hosts exchange the parts of this (exchange.h).
   std::span<uint8_t> parts{};
 };

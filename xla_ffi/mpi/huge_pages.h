@@ -6,7 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 namespace passing::mpi {
 
@@ -21,13 +21,12 @@ inline void PreferHugePages(const void* data, size_t bytes) {
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // some systems have none
 }
 
+// Nothing is written to it yet.
 template <typename T>
-std::vector<T> Zeros(size_t count) {
-  std::vector<T> zeros;
-  zeros.reserve(count);
-  PreferHugePages(zeros.data(), count * sizeof(T));
-  zeros.resize(count);
-  return zeros;
+std::unique_ptr<T[]> NewMemory(size_t count) {
+  auto memory = std::make_unique_for_overwrite<T[]>(count);
+  PreferHugePages(memory.get(), count * sizeof(T));
+  return memory;
 }
 
 }  // namespace passing::mpi

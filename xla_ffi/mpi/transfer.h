@@ -6,20 +6,21 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
-#include <vector>
 
 #include "host/sums/sum.h"
+#include "mpi/huge_pages.h"
 
 namespace passing::mpi {
 
 class Transfer {
  public:
-  // It owns the bytes, so that a failed call may return while a channel still writes to them.
-  explicit Transfer(std::vector<uint8_t> bytes) : owned_(std::move(bytes)), bytes_(owned_) {}
+  // It owns so many bytes, so that a failed call may return while a channel still writes to them.
+  explicit Transfer(size_t bytes) : owned_(NewMemory<uint8_t>(bytes)), bytes_(owned_.get(), bytes) {}
   // The bytes are another's, who keeps them until `when_done` is called, once, from any thread.
   Transfer(std::span<uint8_t> bytes, std::function<void(const std::optional<Failure>&)> when_done)
       : bytes_(bytes), when_done_(std::move(when_done)) {}
@@ -35,7 +36,7 @@ class Transfer {
   const std::optional<Failure>& failure() const { return failure_; }
 
  private:
-  std::vector<uint8_t> owned_;
+  const std::unique_ptr<uint8_t[]> owned_;
   const std::span<uint8_t> bytes_;
   const std::function<void(const std::optional<Failure>&)> when_done_;
   std::mutex mutex_;
