@@ -291,7 +291,7 @@ def set_cuda_devices(ordinals_and_ids: Sequence[tuple[int, int]], *, first_devic
 
 @final
 class MpiRequest:
-    """Bytes on their way between two devices, for the server's `send` and `receive`.
+    """A message on its way between two devices, for the server's `send` and `receive`.
 
     `done` is called once, from any thread; it fails if it is dropped without. The memory is valid until then.
     """
@@ -305,7 +305,9 @@ class MpiRequest:
 class MpiServer(Protocol):
     """What XLA's collectives on CPU ask, through MPI: xla_ffi/mpi/server.h.
 
-    Each method is called from any thread. What it raises fails the call that asked, by its type's name and text.
+    Each method is called from any thread. What it raises fails the call that asked, by its type's name and text if it
+    is a PassingError, else as one that has both in its text. What a signal's handler raises, KeyboardInterrupt for one,
+    is raised in the main thread as well.
     """
 
     def begin(self) -> tuple[int, int]:
@@ -314,8 +316,8 @@ class MpiServer(Protocol):
     def split(
         self, color: int, key: int, /
     ) -> tuple[int, str, Sequence[int], int, Transport | LocalCollective, int, float]:
-        """Returns the group that this device is in: an id of 64 bits, a name for people, the rank of each member's
-        process, which member this device is, what sums, how many hosts, and the deadline in seconds."""
+        """Returns the group that this device is in: an id of 64 bits, a name for people, the rank of each device's
+        process, the index of this device, what sums, how many hosts, and the deadline in seconds."""
 
     def send(
         self, group: int, own_index: int, to_index: int, tag: int, data: memoryview, request: MpiRequest, /
@@ -328,7 +330,8 @@ class MpiServer(Protocol):
 
         `number`: counts the device's calls in the group from 0; -1 for a send or receive."""
 
-    def end(self) -> None: ...
+    def end(self) -> None:
+        """Returns once all that the program has begun is over, as nothing is asked afterwards."""
 
 def serve_mpi(server: MpiServer | None) -> None:
     """Makes `server` the one that XLA's calls reach. If there is none when XLA begins, jax_passing.for_jax.serving is

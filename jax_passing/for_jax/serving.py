@@ -5,18 +5,21 @@ C++ (xla_ffi/mpi) asks the server of this process, in XLA's threads.
 
 import json
 import threading
+import time
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import jax
 
-from jax_passing import _native
+from jax_passing import _native, config
 from jax_passing._compat import process
 from jax_passing.config import Settings
 from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, ProgramMismatchError
 from jax_passing.for_jax import splits
 from jax_passing.for_jax.channels import Channels
 from jax_passing.for_jax.waits import Waits
+from jax_passing.host.executions import wait_for_arrays
 from jax_passing.host.init import init_for_jax
 from jax_passing.host.loop import Loop
 from jax_passing.host.processes import told
@@ -131,7 +134,16 @@ class Server:
         return failure.kind, failure.message
 
     def end(self) -> None:
-        """JAX ends; the session does so by itself."""
+        """JAX ends, as Python does: nothing reaches this server afterwards. So what the program has dispatched shall be
+        over before. An open session sees to that as well, but the first collective may still be on its way to one."""
+        if self._shared is not None:
+            return
+        with suppress(ConfigError):  # then collectives have failed at once
+            settings, _ = config.resolve({}, process_in_cluster=process.in_cluster)
+            wait_for_arrays(time.monotonic() + 3 * settings.join_deadline_s, lambda: False)
+        session = current()
+        if session is not None:  # opened so late that it isn't told of the end
+            session.shutdown()
 
 
 class _Shared:

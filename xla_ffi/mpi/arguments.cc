@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "mpi/server.h"
+#include "mpi/failed.h"
 
 namespace passing::mpi {
 
@@ -73,7 +73,7 @@ Reduction ReductionOf(abi::Handle reduction) {
 uint64_t CountOf(int count) {
   if (count >= 0) return static_cast<uint64_t>(count);
   throw Failed("PassingError", "XLA gave the count " + std::to_string(count) +
-                                   ": its MPI door counts in 31 bits, so an array may have at most 2147483647 "
+                                   ": its MPI interface counts in 31 bits, so an array may have at most 2147483647 "
                                    "elements (or bytes, where a device sends to another). Try smaller arrays.");
 }
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "mpi/call.h"
+#include "mpi/message.h"
 #include "mpi/server.h"
-#include "mpi/transfer.h"
 
 namespace passing::mpi {
 
@@ -27,30 +27,30 @@ class Communicator {
   const Group& group() const { return group_; }
   int32_t size() const { return static_cast<int32_t>(group_.hosts.size()); }
 
-  // The call of this number of a member that is local. Blocks until its output is there; throws Failed.
-  void Join(int32_t member, uint64_t number, const Call& call);
+  // The call of this number of the local device with this index. Blocks until its output is there; throws Failed.
+  void Join(int32_t index, uint64_t number, const Call& call);
 
  private:
   struct Shared;
-  struct Meeting;
+  struct Gathering;
 
   // Names a call by itself and by those before it: the transport predicts the next sum of a job from the last one's
   // site, and a program has many calls that are alike.
   uint64_t SiteOf(uint64_t number, const std::string& name);
-  void Start(const std::shared_ptr<Meeting>& meeting);
-  void Wait(Meeting& meeting, int32_t member, const std::string& name, bool starter);
+  void Start(const std::shared_ptr<Gathering>& gathering);
+  void Wait(Gathering& gathering, int32_t index, bool starter);
   // Without the lock.
   void Fail(const Failure& failure);
 
   Server& server_;
   const Group group_;
-  std::vector<int32_t> local_members_;
+  std::vector<int32_t> local_devices_;    // their indices
   const std::shared_ptr<Shared> shared_;  // the callbacks of sums own it, too
   // The names of the calls before, hashed. A starter alone touches them, after the one before it.
   std::array<uint64_t, 16> earlier_{};
 };
 
-class PendingTransfer;
+class PendingMessage;
 
 // One device's end of a communicator. XLA calls it from one thread at a time.
 class Device {
@@ -61,12 +61,12 @@ class Device {
   int32_t index() const { return index_; }
   int32_t size() const { return communicator_->size(); }
   void Collect(const Call& call) { communicator_->Join(index_, next_number_++, call); }
-  PendingTransfer Send(const void* data, size_t bytes, int32_t to, int32_t tag);
-  PendingTransfer Receive(void* data, size_t bytes, int32_t from, int32_t tag);
+  PendingMessage Send(const void* data, size_t bytes, int32_t to, int32_t tag);
+  PendingMessage Receive(void* data, size_t bytes, int32_t from, int32_t tag);
 
  private:
-  friend class PendingTransfer;
-  void CheckMember(int32_t other) const;
+  friend class PendingMessage;
+  void CheckIndex(int32_t other) const;
 
   std::shared_ptr<Communicator> communicator_;
   const int32_t index_;
@@ -74,7 +74,7 @@ class Device {
 };
 
 // XLA waits for one of these.
-class PendingTransfer {
+class PendingMessage {
  public:
   // Blocks until it is done, and writes what was received; throws Failed.
   void Wait();
@@ -84,7 +84,7 @@ class PendingTransfer {
   std::shared_ptr<Communicator> communicator_;
   int32_t index_ = 0;
   std::string what_;
-  std::shared_ptr<Transfer> transfer_;
+  std::shared_ptr<Message> message_;
   void* destination_ = nullptr;  // null if it is sent
 };
 

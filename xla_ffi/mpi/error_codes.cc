@@ -1,6 +1,8 @@
 #include "mpi/error_codes.h"
 
 #include <algorithm>
+#include <string_view>
+#include <utility>
 
 namespace passing::mpi {
 namespace {
@@ -13,10 +15,21 @@ std::string Cut(std::string text, size_t bytes) {
   return text + "...";
 }
 
+// Our texts advise programs that call `init`. One whose collectives JAX calls can't begin them anew: its communicators
+// belong to the session that has failed.
+std::string AdviseFor(std::string text) {
+  for (const auto& [old_advice, advice] : {std::pair{"call jax_passing.init again", "start the program again"},
+                                           std::pair{"Call jax_passing.init again", "Start the program again"}}) {
+    const std::string_view old(old_advice);
+    for (size_t at = 0; (at = text.find(old, at)) != std::string::npos;) text.replace(at, old.size(), advice);
+  }
+  return text;
+}
+
 }  // namespace
 
 int ErrorCodes::CodeOf(const Failure& failure) {
-  std::string text = Cut(failure.kind + ": " + failure.message, kMaxTextBytes);
+  std::string text = Cut(AdviseFor(failure.kind + ": " + failure.message), kMaxTextBytes);
   const std::lock_guard lock(mutex_);
   for (int code = std::max(kFirst, next_ - static_cast<int>(kKept)); code < next_; ++code) {
     if (texts_[static_cast<size_t>(code) % kKept] == text) return code;

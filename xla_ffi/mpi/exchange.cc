@@ -4,11 +4,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <utility>
 #include <vector>
 
-#include "mpi/transfer.h"
+#include "mpi/failed.h"
+#include "mpi/message.h"
 
 namespace passing::mpi {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 // The deadline counts from the last piece, so that no part is too long for it.
 constexpr size_t kPieceBytes = 16 << 20;
 
-// Members of one host that follow one another: their parts lie together.
+// Devices of one host that follow one another: their parts lie together.
 struct Run {
   int32_t host;
   int32_t first;
@@ -25,23 +25,23 @@ struct Run {
 
 std::vector<Run> RunsOf(const std::vector<int32_t>& hosts) {
   std::vector<Run> runs;
-  for (int32_t member = 0; member < static_cast<int32_t>(hosts.size()); ++member) {
-    if (runs.empty() || runs.back().host != hosts[member]) runs.push_back({hosts[member], member, member});
-    runs.back().end = member + 1;
+  for (int32_t index = 0; index < static_cast<int32_t>(hosts.size()); ++index) {
+    if (runs.empty() || runs.back().host != hosts[index]) runs.push_back({hosts[index], index, index});
+    runs.back().end = index + 1;
   }
   return runs;
 }
 
-// Counts the transfers that aren't done.
+// Counts the messages that aren't done.
 class Open {
  public:
   Open(std::function<void()> progress, std::function<void(const Failure*)> done)
       : progress_(std::move(progress)), done_(std::move(done)) {}
 
-  std::shared_ptr<Transfer> Add(const std::shared_ptr<Open>& self, std::span<uint8_t> bytes) {
+  std::shared_ptr<Message> Add(const std::shared_ptr<Open>& self, std::span<uint8_t> bytes) {
     const std::lock_guard lock(mutex_);
     ++count_;
-    return std::make_shared<Transfer>(bytes, [self](const std::optional<Failure>& failure) { self->Done(failure); });
+    return std::make_shared<Message>(bytes, [self](const std::optional<Failure>& failure) { self->Done(failure); });
   }
   void Done(const std::optional<Failure>& failure) {
     progress_();
@@ -67,7 +67,7 @@ std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_
                                 int32_t tag, std::function<void()> progress, std::function<void(const Failure*)> done) {
   const std::vector<Run> runs = RunsOf(group.hosts);
   const uint64_t part = whole.size() / group.hosts.size();
-  // A host's first member stands for it. The hosts after this one come first, so that no host is sent to by all at
+  // A host's first device stands for it. The hosts after this one come first, so that no host is sent to by all at
   // once.
   std::map<int64_t, int32_t> others;
   int32_t own_first = -1;
@@ -96,10 +96,8 @@ std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_
         post(run, [&](auto piece) { server.Send(group.id, run.first, to, tag, std::move(piece)); });
       }
     }
-  } catch (const Failed& failed) {
-    failure = failed.failure();
-  } catch (const std::bad_alloc&) {
-    failure = {"PassingError", "This host has too little memory for messages to the others."};
+  } catch (const std::exception&) {
+    failure = CurrentFailure("an exchange over the " + group.name);
   }
   open->Done(failure);
   return failure;

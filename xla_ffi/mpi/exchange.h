@@ -11,7 +11,7 @@
 
 namespace passing::mpi {
 
-// Returns at once. `whole`: the parts of all members in their order, equally long, of which those of `own_host` are
+// Returns at once. `whole`: the parts of all devices in their order, equally long, of which those of `own_host` are
 // there. It is touched until `done` is called, once, from any thread. Messages of another tag never meet these.
 // `progress` is called when a piece has come or gone. Returns why it can't begin, if so: fail the session, so that what
 // has begun ends, and `done` follows.

@@ -9,6 +9,7 @@
 
 #include "mpi/abi.h"
 #include "mpi/arguments.h"
+#include "mpi/failed.h"
 #include "mpi/process.h"
 
 namespace passing::mpi {
@@ -93,15 +94,17 @@ EXPORTED double MPIABI_Wtick() { return 1e-9; }
 EXPORTED intptr_t MPIABI_Aint_add(intptr_t base, intptr_t displacement) { return base + displacement; }
 EXPORTED intptr_t MPIABI_Aint_diff(intptr_t left, intptr_t right) { return left - right; }
 
+// XLA looks at no code here or in MPI_Comm_split. A rank that no device has keeps it from taking a device for itself:
+// it would copy instead of receiving, and call nothing that could fail.
 EXPORTED int MPIABI_Comm_rank(Handle communicator, int* rank) {
-  *rank = 0;
+  *rank = -1;
   return TheProcess().Guarded("MPI_Comm_rank", [=] {
     const bool world = communicator == abi::MPI_COMM_WORLD;
     *rank = world ? TheProcess().world().rank : TheProcess().DeviceOf(communicator)->index();
   });
 }
 EXPORTED int MPIABI_Comm_size(Handle communicator, int* size) {
-  *size = 1;
+  *size = 0;
   return TheProcess().Guarded("MPI_Comm_size", [=] {
     const bool world = communicator == abi::MPI_COMM_WORLD;
     *size = world ? TheProcess().world().size : TheProcess().DeviceOf(communicator)->size();
@@ -164,9 +167,9 @@ EXPORTED int MPIABI_Irecv(void* data, int count, Handle type, int from, int tag,
 EXPORTED int MPIABI_Wait(Handle* request, abi::Status*) {
   if (*request == abi::MPI_REQUEST_NULL) return abi::MPI_SUCCESS;
   return TheProcess().Guarded("MPI_Wait", [=] {
-    PendingTransfer transfer = TheProcess().Take(*request);
+    PendingMessage message = TheProcess().Take(*request);
     *request = abi::MPI_REQUEST_NULL;
-    transfer.Wait();
+    message.Wait();
   });
 }
 EXPORTED int MPIABI_Sendrecv(const void* data, int count, Handle type, int to, int tag, void* received,
@@ -175,8 +178,8 @@ EXPORTED int MPIABI_Sendrecv(const void* data, int count, Handle type, int to, i
   return TheProcess().Guarded("MPI_Sendrecv", [=] {
     const std::shared_ptr<Device> device = TheProcess().DeviceOf(communicator);
     const size_t bytes = BytesOf(count, type);
-    PendingTransfer coming = device->Receive(received, BytesOf(received_count, received_type), from, received_tag);
-    PendingTransfer going = device->Send(data, bytes, to, tag);
+    PendingMessage coming = device->Receive(received, BytesOf(received_count, received_type), from, received_tag);
+    PendingMessage going = device->Send(data, bytes, to, tag);
     going.Wait();
     coming.Wait();
   });

@@ -7,38 +7,38 @@
 #include "host/numbers/float_mode.h"
 #include "host/numbers/host_elements.h"
 #include "mpi/elements.h"
+#include "mpi/failed.h"
 #include "mpi/huge_pages.h"
-#include "mpi/server.h"
 
 namespace passing::mpi {
 namespace {
 
-// A call's members, and how much memory each has.
+// A call's devices, and how much memory each has.
 struct Layout {
-  explicit Layout(std::span<const Call> all_calls, std::span<const int32_t> own_members, int32_t member_count,
+  explicit Layout(std::span<const Call> all_calls, std::span<const int32_t> own_indices, int32_t device_count,
                   int32_t host_count)
       : calls(all_calls.begin(), all_calls.end()),
-        members(own_members.begin(), own_members.end()),
+        indices(own_indices.begin(), own_indices.end()),
         signature(calls[0].signature),
-        member_count(static_cast<uint64_t>(member_count)),
+        device_count(static_cast<uint64_t>(device_count)),
         host_count(static_cast<uint64_t>(host_count)),
         is_cut(signature.operation == Operation::kReduceScatter),
-        elements(signature.count * (is_cut ? this->member_count : 1)) {}
+        elements(signature.count * (is_cut ? this->device_count : 1)) {}
 
-  std::vector<Call> calls;  // of the local members
-  std::vector<int32_t> members;
+  std::vector<Call> calls;       // of the local devices
+  std::vector<int32_t> indices;  // of the local devices, among all
   Signature signature;
-  uint64_t member_count;
+  uint64_t device_count;
   uint64_t host_count;
-  bool is_cut;        // does each member get only its part of the result?
-  uint64_t elements;  // that a member gives
+  bool is_cut;        // does each device get only its part of the result?
+  uint64_t elements;  // that a device gives
 
   uint64_t bytes() const { return elements * signature.type.bytes(); }
-  // Gives each local member its share of the whole result.
+  // Gives each local device its share of the whole result.
   void Distribute(const void* result) const {
     const uint64_t share = signature.count * signature.type.bytes();
     for (size_t k = 0; k < calls.size(); ++k) {
-      const uint64_t offset = is_cut ? static_cast<uint64_t>(members[k]) * share : 0;
+      const uint64_t offset = is_cut ? static_cast<uint64_t>(indices[k]) * share : 0;
       std::memcpy(calls[k].output, static_cast<const uint8_t*>(result) + offset, share);
     }
   }
@@ -113,15 +113,15 @@ HostSum ExtremeOfKeys(const Layout& layout) {
 constexpr uint64_t kMessageBytes = 64 * 1024;
 
 bool IsExchanged(const Layout& layout) {
-  const uint64_t saved = layout.bytes() * layout.member_count / layout.host_count;
+  const uint64_t saved = layout.bytes() * layout.device_count / layout.host_count;
   return layout.host_count > 1 && saved >= (layout.host_count - 1) * kMessageBytes;
 }
 
-// All members' elements, one member after the other: by an exchange, or as a sum of words, where each host adds zeros
+// All devices' elements, one device after the other: by an exchange, or as a sum of words, where each host adds zeros
 // to the others'.
 HostSum Gather(const Layout& layout, void* into) {
   HostSum sum;
-  const uint64_t bytes = layout.bytes() * layout.member_count;
+  const uint64_t bytes = layout.bytes() * layout.device_count;
   const uint64_t words = (bytes + 3) / 4;
   const bool is_exchanged = IsExchanged(layout);
   if (!into) {
@@ -130,7 +130,7 @@ HostSum Gather(const Layout& layout, void* into) {
   }
   if (!is_exchanged) std::memset(into, 0, words * 4);
   for (size_t k = 0; k < layout.calls.size(); ++k) {
-    auto* const place = static_cast<uint8_t*>(into) + static_cast<uint64_t>(layout.members[k]) * layout.bytes();
+    auto* const place = static_cast<uint8_t*>(into) + static_cast<uint64_t>(layout.indices[k]) * layout.bytes();
     std::memcpy(place, layout.calls[k].input, layout.bytes());
   }
   SumInPlace(sum, DType::kInt32, words);
@@ -141,9 +141,14 @@ HostSum Gather(const Layout& layout, void* into) {
 }
 
 HostSum AllGather(const Layout& layout) {
-  const uint64_t bytes = layout.bytes() * layout.member_count;
+  const uint64_t bytes = layout.bytes() * layout.device_count;
   void* const first = layout.calls[0].output;
-  const bool in_place = bytes % 4 == 0 && reinterpret_cast<uintptr_t>(first) % 4 == 0;
+  const auto lies_there = [&](const Call& call) {
+    return reinterpret_cast<uintptr_t>(call.input) - reinterpret_cast<uintptr_t>(first) < bytes;
+  };
+  // Not where an input lies, which is still to be read.
+  const bool in_place = bytes % 4 == 0 && reinterpret_cast<uintptr_t>(first) % 4 == 0 &&
+                        std::none_of(layout.calls.begin(), layout.calls.end(), lies_there);
   HostSum sum = Gather(layout, in_place ? first : nullptr);
   sum.finish = [calls = layout.calls, result = sum.outputs[0], bytes] {
     for (const Call& call : calls) {
@@ -153,7 +158,7 @@ HostSum AllGather(const Layout& layout) {
   return sum;
 }
 
-// Each host reduces all members' elements by itself, in the members' order: the bits are the same on all of them.
+// Each host reduces all devices' elements by itself, in the devices' order: the bits are the same on all of them.
 HostSum GatherAndReduce(const Layout& layout) {
   HostSum sum = Gather(layout, nullptr);
   sum.finish = [layout, all = sum.outputs[0]] {
@@ -163,8 +168,8 @@ HostSum GatherAndReduce(const Layout& layout) {
       T* const result = static_cast<T*>(all);
       for (uint64_t i = 0; i < layout.elements; ++i) {
         T element = result[i];
-        for (uint64_t member = 1; member < layout.member_count; ++member) {
-          const T other = result[member * layout.elements + i];
+        for (uint64_t device = 1; device < layout.device_count; ++device) {
+          const T other = result[device * layout.elements + i];
           if constexpr (kIsComplex<T>) {
             element = Product(element, other);
           } else {
@@ -182,11 +187,11 @@ HostSum GatherAndReduce(const Layout& layout) {
 
 }  // namespace
 
-HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, int32_t member_count,
+HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> indices, int32_t device_count,
                 int32_t host_count) {
-  const Layout layout(calls, members, member_count, host_count);
+  const Layout layout(calls, indices, device_count, host_count);
   const Signature& signature = layout.signature;
-  const uint64_t copies = signature.operation == Operation::kAllGather ? layout.member_count : 1;
+  const uint64_t copies = signature.operation == Operation::kAllGather ? layout.device_count : 1;
   for (const Call& call : calls) PreferHugePages(call.output, copies * signature.count * signature.type.bytes());
   if (signature.operation == Operation::kAllGather) return AllGather(layout);
   if (signature.reduction == Reduction::kSum) return layout.is_cut ? ReduceScatterSum(layout) : AllReduceSum(layout);

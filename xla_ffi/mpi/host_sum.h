@@ -23,9 +23,9 @@ struct HostSum {
   std::span<uint8_t> parts{};
 };
 
-// `calls`: of the local members, which all have the same signature, with elements; `members`: their indices among
-// `member_count`. Throws Failed if there is no such operation.
-HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> members, int32_t member_count,
+// `calls`: of the local devices, which all have the same signature, with elements; `indices`: theirs among
+// `device_count`. Throws Failed if there is no such operation.
+HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> indices, int32_t device_count,
                 int32_t host_count);
 
 }  // namespace passing::mpi

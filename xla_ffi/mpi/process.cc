@@ -1,8 +1,9 @@
 #include "mpi/process.h"
 
-#include <new>
 #include <string>
 #include <utility>
+
+#include "mpi/failed.h"
 
 namespace passing::mpi {
 
@@ -10,13 +11,8 @@ int Process::Guarded(std::string_view function, const std::function<void()>& bod
   try {
     server_.Blocking(body);
     return abi::MPI_SUCCESS;
-  } catch (const Failed& failed) {
-    return codes_.CodeOf(failed.failure());
-  } catch (const std::bad_alloc&) {
-    return codes_.CodeOf({"PassingError", std::string(function) + " found too little memory on this host. Try "
-                                                                  "smaller arrays, or fewer devices a host."});
-  } catch (const std::exception& error) {
-    return codes_.CodeOf({"PassingError", std::string(function) + ": " + error.what()});
+  } catch (const std::exception&) {
+    return codes_.CodeOf(CurrentFailure(std::string(function)));
   }
 }
 
@@ -27,9 +23,10 @@ void Process::Begin() {
     world_ = world;
     failure_.reset();
     ended_ = false;
-  } catch (const Failed& failed) {
+  } catch (const std::exception&) {
+    const Failure failure = CurrentFailure("MPI_Init_thread");
     const std::lock_guard lock(mutex_);
-    failure_ = failed.failure();
+    failure_ = failure;
     throw;
   }
 }
@@ -73,8 +70,8 @@ abi::Handle Process::Split(int32_t color, int32_t key) {
     std::shared_ptr<Communicator> communicator = known.lock();
     if (!communicator) known = communicator = std::make_shared<Communicator>(server_, std::move(group), own.rank);
     opened.device = std::make_shared<Device>(std::move(communicator), index);
-  } catch (const Failed& failed) {
-    opened.failure = failed.failure();
+  } catch (const std::exception&) {
+    opened.failure = CurrentFailure("MPI_Comm_split");
   }
   const std::lock_guard lock(mutex_);
   opened_[next_handle_] = std::move(opened);
@@ -96,16 +93,16 @@ void Process::Free(abi::Handle communicator) {
   std::erase_if(communicators_, [](const auto& each) { return each.second.expired(); });
 }
 
-abi::Handle Process::Keep(PendingTransfer transfer) {
+abi::Handle Process::Keep(PendingMessage message) {
   const std::lock_guard lock(mutex_);
-  transfers_.emplace(next_handle_, std::move(transfer));
+  messages_.emplace(next_handle_, std::move(message));
   return next_handle_++;
 }
 
-PendingTransfer Process::Take(abi::Handle request) {
+PendingMessage Process::Take(abi::Handle request) {
   const std::lock_guard lock(mutex_);
-  auto node = transfers_.extract(request);
-  if (!node) throw Failed("PassingError", "XLA waits for a transfer that it didn't start.");
+  auto node = messages_.extract(request);
+  if (!node) throw Failed("PassingError", "XLA waits for a message that it didn't start.");
   return std::move(node.mapped());
 }
 

@@ -1,4 +1,4 @@
-// A process at the MPI door: its open communicators and transfers, by their handles.
+// A process at XLA's MPI interface: its open communicators and messages, by their handles.
 #ifndef XLA_FFI_MPI_PROCESS_H_
 #define XLA_FFI_MPI_PROCESS_H_
 
@@ -36,8 +36,8 @@ class Process {
   std::shared_ptr<Device> DeviceOf(abi::Handle communicator) const;
   void Free(abi::Handle communicator);
 
-  abi::Handle Keep(PendingTransfer transfer);
-  PendingTransfer Take(abi::Handle request);
+  abi::Handle Keep(PendingMessage message);
+  PendingMessage Take(abi::Handle request);
 
   ErrorCodes& codes() { return codes_; }
 
@@ -57,7 +57,7 @@ class Process {
   abi::Handle next_handle_ = abi::kFirstHandle;
   std::map<abi::Handle, Opened> opened_;
   std::map<int64_t, std::weak_ptr<Communicator>> communicators_;  // by the id of the group
-  std::map<abi::Handle, PendingTransfer> transfers_;
+  std::map<abi::Handle, PendingMessage> messages_;
 };
 
 }  // namespace passing::mpi

@@ -1,45 +1,31 @@
-// Python's side of the MPI door, as C++ sees it: it knows JAX's processes, and makes the groups of devices.
+// Python's side of XLA's MPI interface, as C++ sees it: it knows JAX's processes, and makes the groups of devices.
 #ifndef XLA_FFI_MPI_SERVER_H_
 #define XLA_FFI_MPI_SERVER_H_
 
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "host/sums/sum.h"
-#include "mpi/transfer.h"
+#include "mpi/message.h"
 
 namespace passing::mpi {
-
-// Thrown in this room alone; what XLA gets is an error code.
-class Failed : public std::exception {
- public:
-  Failed(std::string kind, std::string message) : failure_{std::move(kind), std::move(message)} {}
-  explicit Failed(Failure failure) : failure_(std::move(failure)) {}
-  const Failure& failure() const { return failure_; }
-  const char* what() const noexcept override { return failure_.message.c_str(); }
-
- private:
-  Failure failure_;
-};
 
 // The devices that XLA calls a clique, in the order of their keys.
 struct Group {
   int64_t id = 0;
   std::string name;            // for people: "devices 0-3 on hosts 0, 1"
-  std::vector<int32_t> hosts;  // of each member, the rank of its process
-  int32_t own_index = 0;       // which member the device is that asked
+  std::vector<int32_t> hosts;  // by the devices' indices, the ranks of their processes
+  int32_t own_index = 0;       // of the device that asked
   std::shared_ptr<Collective> collective;
   int32_t host_count = 1;
   double deadline_s = 60;
 };
 
-// Each may be called from any thread, without any lock, and throws Failed.
+// Each may be called from any thread, without any lock, and throws what CurrentFailure knows.
 class Server {
  public:
   virtual ~Server() = default;
@@ -50,14 +36,15 @@ class Server {
   };
   virtual World Begin() = 0;
   virtual Group Split(int32_t color, int32_t key) = 0;
-  // These return at once. The transfer is finished later, from any thread, or by the destruction of its last owner.
+  // These return at once. The message is finished later, from any thread, or when Python drops it.
   virtual void Send(int64_t group, int32_t own_index, int32_t to_index, int32_t tag,
-                    std::shared_ptr<Transfer> transfer) = 0;
+                    std::shared_ptr<Message> message) = 0;
   virtual void Receive(int64_t group, int32_t own_index, int32_t from_index, int32_t tag,
-                       std::shared_ptr<Transfer> transfer) = 0;
-  // Asked each second that a call waits. A failure ends it. `number`: of the call, or -1 for a transfer.
+                       std::shared_ptr<Message> message) = 0;
+  // Asked each second that a call waits. A failure ends it. `number`: of the call, or -1 for a message.
   virtual std::optional<Failure> Stalled(int64_t group, int32_t own_index, int64_t number, const std::string& what,
                                          double waited_s) = 0;
+  // Returns once all that the program has begun is over, as nothing reaches the server afterwards.
   virtual void End() = 0;
   // Runs work that may block. A caller may hold what other threads need, which is let go for so long.
   virtual void Blocking(const std::function<void()>& work) { work(); }

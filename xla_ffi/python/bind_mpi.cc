@@ -1,22 +1,26 @@
-// Lets XLA's MPI door reach the server in Python (jax_passing.for_jax), and that one answer.
+// Lets XLA's MPI interface reach the server in Python (jax_passing.for_jax), and that one answer.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <memory>
 #include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "ffi/local_collective.h"
 #include "host/transport/transport.h"
+#include "mpi/entrance.h"
+#include "mpi/failed.h"
 #include "mpi/late_binding.h"
+#include "mpi/message.h"
 #include "mpi/server.h"
-#include "mpi/transfer.h"
 #include "python/bindings.h"
 
 namespace nb = nanobind;
@@ -27,6 +31,12 @@ namespace {
 
 // A strong reference, or null. Read and written with the GIL held.
 PyObject* registered = nullptr;
+
+// Never destroyed: XLA's threads may come while the process ends.
+Entrance& TheEntrance() {
+  static Entrance& entrance = *new Entrance();
+  return entrance;
+}
 
 // After Python began to end, a thread that asks for the GIL never returns.
 bool IsEnding() {
@@ -40,20 +50,20 @@ bool IsEnding() {
 // What Python holds while bytes are on their way. Dropped, it fails: nobody waits for a channel that forgot it.
 class Request {
  public:
-  explicit Request(std::shared_ptr<Transfer> transfer) : transfer_(std::move(transfer)) {}
+  explicit Request(std::shared_ptr<Message> message) : message_(std::move(message)) {}
   Request(Request&&) = default;
   ~Request() {
-    if (transfer_) transfer_->Done(Failure{"PassingError", "A transfer was dropped before it was done."});
+    if (message_) message_->Done(Failure{"PassingError", "A message was dropped before it was done."});
   }
-  Transfer& transfer() { return *transfer_; }
+  Message& message() { return *message_; }
 
  private:
-  std::shared_ptr<Transfer> transfer_;
+  std::shared_ptr<Message> message_;
 };
 
-nb::object View(Transfer& transfer, int flags) {
+nb::object View(Message& message, int flags) {
   static char nothing;
-  const std::span<uint8_t> bytes = transfer.bytes();
+  const std::span<uint8_t> bytes = message.bytes();
   char* const data = bytes.empty() ? &nothing : reinterpret_cast<char*>(bytes.data());
   PyObject* const view = PyMemoryView_FromMemory(data, static_cast<Py_ssize_t>(bytes.size()), flags);
   if (!view) throw nb::python_error();
@@ -67,13 +77,52 @@ std::shared_ptr<Collective> CollectiveOf(nb::handle object) {
   return nb::cast<std::shared_ptr<Transport>&>(object);
 }
 
+// Empty if there is none: an exception may fail to tell its text, and that may be no text for others.
+std::string TextOf(nb::handle object) {
+  const nb::object text = nb::steal(PyObject_Str(object.ptr()));
+  const nb::object bytes =
+      nb::steal(text.is_valid() ? PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace") : nullptr);
+  PyErr_Clear();
+  if (!bytes.is_valid()) return "";
+  return {PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
+}
+
+// Is this type one of jax_passing.errors, whose names a switch and other hosts know?
+bool IsOurs(nb::handle type) {
+  const nb::object name = nb::steal(PyUnicode_FromString("jax_passing.errors"));
+  const nb::object errors = nb::steal(name.is_valid() ? PyImport_GetModule(name.ptr()) : nullptr);
+  const nb::object base = nb::steal(errors.is_valid() ? PyObject_GetAttrString(errors.ptr(), "PassingError") : nullptr);
+  const bool is_ours = base.is_valid() && PyObject_IsSubclass(type.ptr(), base.ptr()) == 1;
+  PyErr_Clear();
+  return is_ours;
+}
+
+// What a signal's handler raises, as Ctrl-C does, is meant for the program: XLA's thread may be Python's main thread.
+void RaiseInProgram(nb::handle exception) {
+  const auto raise = [](void* kept) {
+    const nb::object raised = nb::steal(static_cast<PyObject*>(kept));
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised.ptr())), raised.ptr());
+    return -1;
+  };
+  if (Py_AddPendingCall(raise, exception.inc_ref().ptr()) != 0) exception.dec_ref();
+}
+
+Failure FailureOf(const nb::python_error& error) {
+  const std::string_view full_name = reinterpret_cast<PyTypeObject*>(error.type().ptr())->tp_name;
+  const std::string name(full_name.substr(full_name.rfind('.') + 1));
+  const std::string text = TextOf(error.value());
+  if (IsOurs(error.type())) return {name, text.empty() ? "there is no more to say" : text};
+  return {"PassingError", text.empty() ? name : name + ": " + text};
+}
+
 // Calls f with the GIL held; what Python raises becomes a failure.
 template <typename F>
 auto CallPython(F&& f) {
   try {
     return f();
   } catch (const nb::python_error& error) {
-    throw Failed(nb::cast<std::string>(error.type().attr("__name__")), nb::cast<std::string>(nb::str(error.value())));
+    if (PyErr_GivenExceptionMatches(error.type().ptr(), PyExc_Exception) == 0) RaiseInProgram(error.value());
+    throw Failed(FailureOf(error));
   } catch (const Failed&) {
     throw;
   } catch (const std::exception& error) {  // a cast, most likely
@@ -84,7 +133,7 @@ auto CallPython(F&& f) {
 // Calls f(server).
 template <typename F>
 auto WithServer(F&& f) {
-  if (IsEnding()) throw Failed("ClosedError", "Python is ending, so JAX's collectives are over.");
+  const Entrance::Visit visit(TheEntrance());
   const nb::gil_scoped_acquire gil;
   return CallPython([&] {
     // This library may be loaded before it is imported, so nothing else of nanobind may come first.
@@ -123,18 +172,18 @@ class PythonServer final : public Server {
   }
 
   void Send(int64_t group, int32_t own_index, int32_t to_index, int32_t tag,
-            std::shared_ptr<Transfer> transfer) override {
+            std::shared_ptr<Message> message) override {
     WithServer([&](nb::handle server) {
-      nb::object view = View(*transfer, PyBUF_READ);
-      server.attr("send")(group, own_index, to_index, tag, view, Request(transfer));
+      nb::object view = View(*message, PyBUF_READ);
+      server.attr("send")(group, own_index, to_index, tag, view, Request(message));
     });
   }
 
   void Receive(int64_t group, int32_t own_index, int32_t from_index, int32_t tag,
-               std::shared_ptr<Transfer> transfer) override {
+               std::shared_ptr<Message> message) override {
     WithServer([&](nb::handle server) {
-      nb::object view = View(*transfer, PyBUF_WRITE);
-      server.attr("receive")(group, own_index, from_index, tag, view, Request(transfer));
+      nb::object view = View(*message, PyBUF_WRITE);
+      server.attr("receive")(group, own_index, from_index, tag, view, Request(message));
     });
   }
 
@@ -148,9 +197,7 @@ class PythonServer final : public Server {
   }
 
   void End() override {
-    if (IsEnding()) return;
-    const nb::gil_scoped_acquire gil;
-    if (registered) WithServer([](nb::handle server) { server.attr("end")(); });
+    WithServer([](nb::handle server) { server.attr("end")(); });
   }
 
   void Blocking(const std::function<void()>& work) override {
@@ -172,15 +219,21 @@ Server& TheServer() {
 }  // namespace passing::mpi
 
 namespace passing {
+namespace {
+
+// Each visit has a deadline of its own; this is for those whose settings have it far away.
+constexpr double kLeaveTimeout_s = 60;
+
+}  // namespace
 
 void BindMpi(nb::module_& m) {
   using mpi::Request;
   nb::class_<Request>(m, "MpiRequest")
-      .def("done", [](Request& self) { self.transfer().Done(std::nullopt); })
+      .def("done", [](Request& self) { self.message().Done(std::nullopt); })
       .def(
           "done",
           [](Request& self, std::string kind, std::string message) {
-            self.transfer().Done(Failure{std::move(kind), std::move(message)});
+            self.message().Done(Failure{std::move(kind), std::move(message)});
           },
           "kind"_a, "message"_a);
   m.def(
@@ -192,8 +245,14 @@ void BindMpi(nb::module_& m) {
       },
       "server"_a.none());
   m.def("bind_mpi_late", &mpi::BindLate, nb::call_guard<nb::gil_scoped_release>());
-  // Lets go of all that the server holds, before nanobind counts what is left.
-  nb::module_::import_("atexit").attr("register")(nb::cpp_function([] { Py_CLEAR(mpi::registered); }));
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function([home = getpid()] {
+    if (getpid() != home) return;  // a child that was forked has none of the threads
+    {
+      const nb::gil_scoped_release release;
+      mpi::TheEntrance().Close(kLeaveTimeout_s);
+    }
+    Py_CLEAR(mpi::registered);  // and all that the server holds, before nanobind counts what is left
+  }));
 }
 
 }  // namespace passing

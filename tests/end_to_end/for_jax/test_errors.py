@@ -3,12 +3,13 @@ name, and its process lives on; or it works."""
 
 import re
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 from support.jobs import for_jax
-from support.jobs.cluster import PASSING, PROGRAMS, Process, free_address
+from support.jobs.cluster import PASSING, PROGRAMS, Process, finish, free_address
 
 if TYPE_CHECKING:
     from support.jobs.cluster import Cluster
@@ -99,9 +100,24 @@ def test_a_world_size_that_is_not_that_of_jax(cluster: "Cluster") -> None:
 
 
 def test_float16_is_refused_by_xla(cluster: "Cluster") -> None:
-    """Its door to MPI has no such type. It moves as bytes, and bfloat16 is widened before."""
+    """Its MPI interface has no such type. It moves as bytes, and bfloat16 is widened before."""
     for process in for_jax.start(cluster, "different.py", "float16", env=DEADLINE):
         assert "Unsupported primitive type for reduction: f16" in raised(process)
+
+
+def test_a_program_that_ends_before_its_first_collective(cluster: "Cluster") -> None:
+    """Python ends threads of XLA that are in it by then, and with them the process."""
+    processes = for_jax.start(cluster, "ends.py", devices=2, env=DEADLINE)
+    finish(processes)
+
+
+def test_control_c_in_a_wait(cluster: "Cluster") -> None:
+    """With one device a host waits in Python's main thread."""
+    waits, _ = for_jax.start(cluster, "different.py", "slow", "60", env=DEADLINE | {"JAX_PASSING_DEADLINE_S": "60"})
+    waits.wait_for("met")
+    time.sleep(1)
+    waits.signal(signal.SIGINT)
+    waits.wait_for("^KeyboardInterrupt", 20)
 
 
 @pytest.mark.slow

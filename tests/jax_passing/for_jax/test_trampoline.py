@@ -12,8 +12,8 @@ from jax_passing import _native
 
 # One process of jax.distributed, whose two devices are all there are. A server in Python answers for them.
 PROGRAM = """
-import os, sys, threading
-moment, port, fails = sys.argv[1], sys.argv[2], sys.argv[3] == "fails"
+import os, sys, threading, time
+moment, port, outcome = sys.argv[1:]
 if moment == "late":
     del os.environ["MPITRAMPOLINE_LIB"]
 import jax, jax.numpy as jnp, numpy as np
@@ -30,8 +30,10 @@ class Server:
     def begin(self):
         return 0, 1
     def split(self, color, key):
-        if fails:
+        if outcome == "fails":
             raise TimeoutError("rank 7 is missing")
+        if outcome == "leaves":
+            time.sleep(3)
         return color, "both devices", [0, 0], key, self.local, 1, 30.0
     def send(self, group, own, to, tag, data, request):
         self.meet((group, own, to, tag), data, request)
@@ -39,6 +41,8 @@ class Server:
         self.meet((group, origin, own, tag), buffer, request)
     def meet(self, key, view, request):
         with self.lock:
+            if outcome.startswith("raises"):
+                key += (view.readonly,)  # nobody meets
             if key not in self.waiting:
                 self.waiting[key] = view, request
                 return
@@ -48,22 +52,45 @@ class Server:
             request.done()
             others.done()
     def stalled(self, group, own, number, what, waited_s):
+        if outcome.startswith("raises"):
+            raise RAISED[outcome]
         return None
     def end(self):
         print("ended", flush=True)
 
+class SilentError(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+RAISED = {
+    "raises": SilentError(),
+    "raises no text for others": OSError("no file " + chr(0xDCFF)),
+    "raises to end the program": SystemExit(3),
+}
 _native.serve_mpi(Server())
 jax.config.update("jax_cpu_collectives_implementation", "mpi")
 jax.distributed.initialize(f"127.0.0.1:{port}", 1, 0)
 mesh = jax.make_mesh((2,), ("d",))
 x = jax.device_put(jnp.arange(8.0), NamedSharding(mesh, P("d")))
+total = jax.jit(jnp.sum)(x)
+if outcome == "leaves":
+    sys.exit()
 try:
-    assert jax.jit(jnp.sum)(x) == 28
+    assert total == 28
 except Exception as error:
-    assert fails and "MPI error: TimeoutError: rank 7 is missing" in str(error), error
+    assert outcome == "fails" and "MPI error: PassingError: TimeoutError: rank 7 is missing" in str(error), error
     print("lives", flush=True)
     sys.exit()
-assert not fails
+assert outcome != "fails"
+
+if outcome.startswith("raises"):
+    swap = jax.shard_map(lambda x: jax.lax.pshuffle(x, "d", [1, 0]), mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    try:
+        np.asarray(jax.jit(swap)(x))
+    except Exception as error:
+        time.sleep(0.1)  # what is for the program comes now
+        print(error, flush=True)
+    sys.exit()
 
 @jax.jit
 @jax.shard_map(mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False)
@@ -106,6 +133,35 @@ def test_what_a_server_raises_is_raised_by_jax():
     ended = run("late", "fails")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "lives\nended\n"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "told"),
+    [("raises", "PassingError: SilentError"), ("raises no text for others", r"PassingError: OSError: no file \udcff")],
+)
+def test_exceptions_whose_text_is_none(outcome, told):
+    ended = run("early", outcome)
+    assert ended.returncode == 0, ended.stderr
+    assert told in ended.stdout
+
+
+def test_the_program_gets_what_a_signal_raises():
+    ended = run("early", "raises to end the program")
+    assert ended.returncode == 3, ended.stderr
+
+
+def test_a_program_may_end_before_its_collectives():
+    ended = run("late", "leaves")
+    assert ended.returncode == 0, ended.stderr
+    assert "nanobind" not in ended.stderr
+
+
+def test_a_group_that_failed_has_no_device():
+    """XLA asks only for rank and size: as device 0 it would take what is sent by device 0 for its own."""
+    library, value = ctypes.CDLL(_native.__file__), ctypes.c_int(7)
+    for name, told in [("rank", -1), ("size", 0)]:
+        assert library[f"MPIABI_Comm_{name}"](ctypes.c_size_t(123456), ctypes.byref(value)) != 0
+        assert value.value == told
 
 
 def test_other_functions_of_mpi_say_that_they_are_not_there():

@@ -54,8 +54,8 @@ T Combine(Reduction reduction, T a, T b) {
 template <typename T>
 std::vector<T> Reduced(Reduction reduction, const std::vector<std::vector<T>>& inputs) {
   std::vector<T> result = inputs[0];
-  for (size_t member = 1; member < inputs.size(); ++member) {
-    for (size_t i = 0; i < result.size(); ++i) result[i] = Combine(reduction, result[i], inputs[member][i]);
+  for (size_t device = 1; device < inputs.size(); ++device) {
+    for (size_t i = 0; i < result.size(); ++i) result[i] = Combine(reduction, result[i], inputs[device][i]);
   }
   return result;
 }
@@ -64,7 +64,7 @@ class CommunicatorTest : public testing::TestWithParam<std::vector<int32_t>> {};
 
 TEST_P(CommunicatorTest, reducesAllTypes) {
   Hosts hosts(GetParam());
-  const auto members = hosts.size();
+  const auto devices = hosts.size();
   const unsigned seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
@@ -74,18 +74,18 @@ TEST_P(CommunicatorTest, reducesAllTypes) {
       WithType(type, [&]<typename T>(T) {
         const size_t count = 1 + random() % 700;
         std::vector<std::vector<T>> inputs;
-        for (size_t k = 0; k < members; ++k) inputs.push_back(Draw<T>(random, count * members));
+        for (size_t k = 0; k < devices; ++k) inputs.push_back(Draw<T>(random, count * devices));
         const std::vector<T> expected = Reduced(reduction, inputs);
-        std::vector<std::vector<T>> all(members, std::vector<T>(count * members)), cut(members, std::vector<T>(count));
-        const Signature whole{Operation::kAllReduce, reduction, type, count * members};
+        std::vector<std::vector<T>> all(devices, std::vector<T>(count * devices)), cut(devices, std::vector<T>(count));
+        const Signature whole{Operation::kAllReduce, reduction, type, count * devices};
         SCOPED_TRACE(NameOf(whole));
         ExpectSuccess(hosts.Run([&](Device& device) {
-          const int32_t member = device.index();
-          device.Collect({whole, inputs[member].data(), all[member].data()});
+          const int32_t index = device.index();
+          device.Collect({whole, inputs[index].data(), all[index].data()});
           device.Collect(
-              {{Operation::kReduceScatter, reduction, type, count}, inputs[member].data(), cut[member].data()});
+              {{Operation::kReduceScatter, reduction, type, count}, inputs[index].data(), cut[index].data()});
         }));
-        for (size_t k = 0; k < members; ++k) {
+        for (size_t k = 0; k < devices; ++k) {
           EXPECT_EQ(all[k], expected);
           EXPECT_EQ(cut[k], std::vector<T>(expected.begin() + k * count, expected.begin() + (k + 1) * count));
         }
@@ -96,18 +96,18 @@ TEST_P(CommunicatorTest, reducesAllTypes) {
 
 TEST_P(CommunicatorTest, gathersAllTypes) {
   Hosts hosts(GetParam());
-  const auto members = hosts.size();
+  const auto devices = hosts.size();
   std::mt19937 random(5);
   for (const ElementType& type : kTypes) {
     const size_t bytes = (1 + random() % 300) * type.bytes();
-    std::vector<uint8_t> expected(bytes * members);
+    std::vector<uint8_t> expected(bytes * devices);
     for (uint8_t& byte : expected) byte = static_cast<uint8_t>(random());
-    std::vector<std::vector<uint8_t>> results(members, std::vector<uint8_t>(bytes * members, 1));
+    std::vector<std::vector<uint8_t>> results(devices, std::vector<uint8_t>(bytes * devices, 1));
     ExpectSuccess(hosts.Run([&](Device& device) {
-      const int32_t member = device.index();
+      const int32_t index = device.index();
       device.Collect({{Operation::kAllGather, Reduction::kNone, type, bytes / type.bytes()},
-                      expected.data() + member * bytes,
-                      results[member].data()});
+                      expected.data() + index * bytes,
+                      results[index].data()});
     }));
     for (const auto& result : results) EXPECT_EQ(result, expected);
   }
@@ -115,14 +115,14 @@ TEST_P(CommunicatorTest, gathersAllTypes) {
 
 TEST_P(CommunicatorTest, nanWinsAndZerosHaveSigns) {
   Hosts hosts(GetParam());
-  const auto members = static_cast<int32_t>(hosts.size());
+  const auto devices = static_cast<int32_t>(hosts.size());
   for (const ElementType type : {ElementType{DType::kFloat32}, ElementType{DType::kFloat64}}) {
     WithType(type, [&]<typename T>(T) {
       if constexpr (std::is_floating_point_v<T>) {
         for (const Reduction reduction : {Reduction::kMin, Reduction::kMax}) {
-          std::vector<std::vector<T>> results(members, std::vector<T>(4));
+          std::vector<std::vector<T>> results(devices, std::vector<T>(4));
           ExpectSuccess(hosts.Run([&](Device& device) {
-            const bool last = device.index() == members - 1;
+            const bool last = device.index() == devices - 1;
             const T nan = std::numeric_limits<T>::quiet_NaN(), infinity = std::numeric_limits<T>::infinity();
             const T input[] = {last ? nan : T{1}, last ? -nan : T{1}, last ? T{-0.0} : T{0.0},
                                last ? -infinity : infinity};
@@ -143,51 +143,78 @@ TEST_P(CommunicatorTest, nanWinsAndZerosHaveSigns) {
 
 TEST_P(CommunicatorTest, inPlaceAndEmpty) {
   Hosts hosts(GetParam());
-  const auto members = static_cast<int>(hosts.size());
-  std::vector<std::vector<float>> values(members, std::vector<float>(300, 1));
+  const auto devices = static_cast<int>(hosts.size());
+  std::vector<std::vector<float>> values(devices, std::vector<float>(300, 1));
   ExpectSuccess(hosts.Run([&](Device& device) {
     float* const own = values[device.index()].data();
     device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 0}, own, own});
     device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 300}, own, own});
     device.Collect({{Operation::kAllGather, Reduction::kNone, {DType::kFloat32}, 0}, own, own});
   }));
-  for (const auto& own : values) EXPECT_EQ(own, std::vector<float>(300, static_cast<float>(members)));
+  for (const auto& own : values) EXPECT_EQ(own, std::vector<float>(300, static_cast<float>(devices)));
+}
+
+TEST_P(CommunicatorTest, gathersFromItsOutput) {
+  Hosts hosts(GetParam());
+  const auto devices = static_cast<int32_t>(hosts.size());
+  std::vector<std::vector<int32_t>> values(devices, std::vector<int32_t>(devices * 4, -1));
+  std::vector<int32_t> expected;
+  for (int32_t i = 0; i < devices * 4; ++i) expected.push_back(i);
+  ExpectSuccess(hosts.Run([&](Device& device) {
+    std::vector<int32_t>& own = values[device.index()];
+    for (int32_t i = 0; i < 4; ++i) own[device.index() * 4 + i] = device.index() * 4 + i;
+    device.Collect(
+        {{Operation::kAllGather, Reduction::kNone, {DType::kInt32}, 4}, own.data() + device.index() * 4, own.data()});
+  }));
+  for (const auto& own : values) EXPECT_EQ(own, expected);
+}
+
+TEST_P(CommunicatorTest, sendsNothing) {
+  Hosts hosts(GetParam());
+  const auto devices = static_cast<int32_t>(hosts.size());
+  ExpectSuccess(hosts.Run([&](Device& device) {
+    int32_t untouched = 5;
+    PendingMessage coming = device.Receive(&untouched, 0, (device.index() + devices - 1) % devices, 0);
+    device.Send(nullptr, 0, (device.index() + 1) % devices, 0).Wait();
+    coming.Wait();
+    EXPECT_EQ(untouched, 5);
+  }));
 }
 
 TEST_P(CommunicatorTest, sendsRoundTheRing) {
   Hosts hosts(GetParam());
-  const auto members = static_cast<int32_t>(hosts.size());
-  std::vector<int32_t> received(members, -1);
+  const auto devices = static_cast<int32_t>(hosts.size());
+  std::vector<int32_t> received(devices, -1);
   ExpectSuccess(hosts.Run([&](Device& device) {
     const int32_t own = device.index();
-    PendingTransfer coming = device.Receive(&received[own], sizeof(own), (own + members - 1) % members, 0);
-    PendingTransfer going = device.Send(&own, sizeof(own), (own + 1) % members, 0);
+    PendingMessage coming = device.Receive(&received[own], sizeof(own), (own + devices - 1) % devices, 0);
+    PendingMessage going = device.Send(&own, sizeof(own), (own + 1) % devices, 0);
     going.Wait();
     coming.Wait();
   }));
-  for (int32_t own = 0; own < members; ++own) EXPECT_EQ(received[own], (own + members - 1) % members);
+  for (int32_t own = 0; own < devices; ++own) EXPECT_EQ(received[own], (own + devices - 1) % devices);
 }
 
 TEST_P(CommunicatorTest, muchIsGatheredFromHostToHost) {
   Hosts hosts(GetParam());
-  const size_t members = hosts.size();
+  const size_t devices = hosts.size();
   const size_t count = 200'001;
   std::mt19937 random(7);
   std::vector<std::vector<int16_t>> inputs;
   std::vector<int16_t> expected;
-  for (size_t member = 0; member < members; ++member) {
+  for (size_t index = 0; index < devices; ++index) {
     inputs.push_back(Draw<int16_t>(random, count));
     expected.insert(expected.end(), inputs.back().begin(), inputs.back().end());
   }
   for (int time = 1; time <= 2; ++time) {
-    std::vector<std::vector<int16_t>> outputs(members, std::vector<int16_t>(members * count));
+    std::vector<std::vector<int16_t>> outputs(devices, std::vector<int16_t>(devices * count));
     ExpectSuccess(hosts.Run([&](Device& device) {
       const Signature signature{Operation::kAllGather, Reduction::kNone, {DType::kInt16}, count};
       device.Collect({signature, inputs[device.index()].data(), outputs[device.index()].data()});
     }));
     for (const auto& output : outputs) EXPECT_TRUE(output == expected);
     const size_t host_count = std::set(GetParam().begin(), GetParam().end()).size();
-    EXPECT_EQ(hosts.server.sent_bytes, time * members * count * sizeof(int16_t) * (host_count - 1));
+    EXPECT_EQ(hosts.server.sent_bytes, time * devices * count * sizeof(int16_t) * (host_count - 1));
   }
 }
 
@@ -211,7 +238,7 @@ TEST(CommunicatorTest, aHostsDevicesThatDifferFail) {
   }
 }
 
-// Each member fails, whatever the first two differ in, and nothing is written.
+// Each device fails, whatever the first two differ in, and nothing is written.
 void ExpectNothingMeets(const Signature& left, const Signature& right) {
   Hosts hosts({0, 1, 1}, 1.5);
   std::vector<std::vector<float>> outputs(3, std::vector<float>(64, -7));
@@ -319,6 +346,39 @@ TEST(CommunicatorTest, anExchangeThatCantBeginEndsWhatHasBegun) {
     device.Collect({Exchanged(DType::kFloat32, input.size()), input.data(), output.data()});
   });
   for (const auto& failure : failures) EXPECT_EQ(failure.value().kind, "ClosedError");
+}
+
+// XLA frees the memory of a call once that returns.
+TEST(CommunicatorTest, aServerThatThrowsEndsTheSumBeforeTheCall) {
+  Hosts hosts({0, 1});
+  hosts.server.stall_throws = true;
+  const auto failures = hosts.Run([&](Device& device) {
+    float one = 1;
+    if (device.index() == 1) return;
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 1}, &one, &one});
+  });
+  EXPECT_NE(failures[0].value().message.find("no such server"), std::string::npos) << failures[0]->message;
+  EXPECT_EQ(hosts.failure(0).value().message, failures[0]->message);
+}
+
+class Broken : public Collective {
+ public:
+  uint32_t world_size() const override { return 1; }
+  void Start(Sum) override { throw std::length_error("too long"); }
+};
+
+TEST(CommunicatorTest, whatCannotStartFailsAllDevices) {
+  TestServer server;
+  Group group{.id = 1, .name = "two", .hosts = {0, 0}, .own_index = 0, .collective = std::make_shared<Broken>()};
+  const auto communicator = std::make_shared<Communicator>(server, group, 0);
+  const auto fails = [&](int32_t index) {
+    float one = 1;
+    Device device(communicator, index);
+    EXPECT_THROW(device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 1}, &one, &one}), Failed);
+  };
+  std::thread other([&] { fails(1); });
+  fails(0);
+  other.join();
 }
 
 TEST(CommunicatorTest, nobodySendsUntilTheDeadline) {

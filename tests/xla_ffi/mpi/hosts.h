@@ -13,6 +13,7 @@
 #include <mutex>
 #include <optional>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -22,6 +23,7 @@
 #include "../tests/xla_ffi/host/support/loopback_cluster.h"
 #include "ffi/local_collective.h"
 #include "mpi/communicator.h"
+#include "mpi/failed.h"
 #include "mpi/server.h"
 
 namespace passing::mpi {
@@ -31,22 +33,23 @@ class TestServer : public Server {
  public:
   World Begin() override { return {.rank = 0, .size = 1}; }
   Group Split(int32_t, int32_t) override { throw Failed("JoinError", "no group"); }
-  void Send(int64_t, int32_t own_index, int32_t to_index, int32_t tag, std::shared_ptr<Transfer> sent) override {
+  void Send(int64_t, int32_t own_index, int32_t to_index, int32_t tag, std::shared_ptr<Message> sent) override {
     if (refusal) throw Failed(*refusal);
     sent_bytes += sent->bytes().size();
     Match(own_index, to_index, tag, std::move(sent), true);
   }
   void Receive(int64_t, int32_t own_index, int32_t from_index, int32_t tag,
-               std::shared_ptr<Transfer> received) override {
+               std::shared_ptr<Message> received) override {
     Match(from_index, own_index, tag, std::move(received), false);
   }
   std::optional<Failure> Stalled(int64_t, int32_t, int64_t number, const std::string& name, double) override {
     const std::lock_guard lock(mutex_);
     stalls.emplace_back(number, name);
+    if (stall_throws) throw std::runtime_error("no such server");
     for (auto& [_, cell] : cells_) {
-      for (auto* transfers : {&cell.sent, &cell.received}) {
-        for (auto& transfer : *transfers) {
-          if (stall_failure) transfer->Done(stall_failure);
+      for (auto* messages : {&cell.sent, &cell.received}) {
+        for (auto& message : *messages) {
+          if (stall_failure) message->Done(stall_failure);
         }
       }
     }
@@ -55,18 +58,19 @@ class TestServer : public Server {
   void End() override {}
 
   std::vector<std::pair<int64_t, std::string>> stalls;
-  std::optional<Failure> stall_failure;  // ends all transfers, too
+  std::optional<Failure> stall_failure;  // ends all messages, too
   std::optional<Failure> refusal;        // of what is to be sent
   std::atomic<size_t> sent_bytes = 0;
+  bool stall_throws = false;
 
  private:
   struct Cell {
-    std::deque<std::shared_ptr<Transfer>> sent, received;
+    std::deque<std::shared_ptr<Message>> sent, received;
   };
-  void Match(int32_t from, int32_t to, int32_t tag, std::shared_ptr<Transfer> transfer, bool is_sent) {
+  void Match(int32_t from, int32_t to, int32_t tag, std::shared_ptr<Message> message, bool is_sent) {
     const std::lock_guard lock(mutex_);
     Cell& cell = cells_[{from, to, tag}];
-    (is_sent ? cell.sent : cell.received).push_back(std::move(transfer));
+    (is_sent ? cell.sent : cell.received).push_back(std::move(message));
     while (!cell.sent.empty() && !cell.received.empty()) {
       std::ranges::copy(cell.sent.front()->bytes(), cell.received.front()->bytes().begin());
       cell.received.front()->Done(std::nullopt);
@@ -80,7 +84,7 @@ class TestServer : public Server {
   std::map<std::tuple<int32_t, int32_t, int32_t>, Cell> cells_;
 };
 
-// `hosts`: of each member. Each host may have another number of devices, in any order.
+// `hosts`: of each device. Each host may have another number of devices, in any order.
 class Hosts {
  public:
   explicit Hosts(std::vector<int32_t> hosts, double deadline_s = 20) : hosts_(std::move(hosts)) {
@@ -101,21 +105,21 @@ class Hosts {
       }
       communicators_.push_back(std::make_shared<Communicator>(server, group, host));
     }
-    for (size_t member = 0; member < hosts_.size(); ++member) {
-      devices.emplace_back(communicators_[hosts_[member]], static_cast<int32_t>(member));
+    for (size_t device = 0; device < hosts_.size(); ++device) {
+      devices.emplace_back(communicators_[hosts_[device]], static_cast<int32_t>(device));
     }
   }
 
-  // Each member does its work in a thread of its own; returns how each one failed, if it did.
+  // Each device does its work in a thread of its own; returns how each one failed, if it did.
   std::vector<std::optional<Failure>> Run(const std::function<void(Device&)>& work) {
     std::vector<std::optional<Failure>> failures(devices.size());
     std::vector<std::thread> threads;
-    for (size_t member = 0; member < devices.size(); ++member) {
-      threads.emplace_back([&, member] {
+    for (size_t device = 0; device < devices.size(); ++device) {
+      threads.emplace_back([&, device] {
         try {
-          work(devices[member]);
+          work(devices[device]);
         } catch (const Failed& failed) {
-          failures[member] = failed.failure();
+          failures[device] = failed.failure();
         }
       });
     }
@@ -124,6 +128,8 @@ class Hosts {
   }
 
   size_t size() const { return devices.size(); }
+  // Why no host of several can sum any more.
+  std::optional<Failure> failure(int32_t host) const { return cluster_->host(host).failure(); }
   // Counts the sums that rank 0 had to tell the others, as they didn't expect them.
   uint64_t announcements() const { return cluster_->host(0).stats().order_messages; }
 

@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <new>
+#include <stdexcept>
 
 #include "../tests/xla_ffi/mpi/hosts.h"
 #include "mpi/arguments.h"
@@ -18,7 +19,8 @@ class OneHost : public TestServer {
     return {.rank = 3, .size = 5};
   }
   Group Split(int32_t color, int32_t key) override {
-    if (color < 0) throw Failed("HostLostError", "rank 2 is missing");
+    if (color == -1) throw Failed("HostLostError", "rank 2 is missing");
+    if (color < 0) throw std::runtime_error("no group");
     return {.id = color,
             .name = "devices",
             .hosts = {3, 3},
@@ -60,6 +62,9 @@ TEST(ProcessTest, aFailedSplitFailsEachCall) {
   const abi::Handle handle = process.Split(-1, 0);
   const int code = process.Guarded("MPI_Allreduce", [&] { process.DeviceOf(handle); });
   EXPECT_EQ(process.codes().TextOf(code), "HostLostError: rank 2 is missing");
+  const abi::Handle other = process.Split(-2, 0);
+  EXPECT_EQ(process.codes().TextOf(process.Guarded("MPI_Allreduce", [&] { process.DeviceOf(other); })),
+            "PassingError: MPI_Comm_split: no group");
 }
 
 TEST(ProcessTest, withoutABeginningSplitsFailAsItDid) {
@@ -101,6 +106,8 @@ TEST(ErrorCodesTest, keepsTheLastTexts) {
   const int longest = codes.CodeOf({"A", std::string(2000, 'x') + "é"});
   EXPECT_EQ(codes.TextOf(longest).size(), ErrorCodes::kMaxTextBytes);
   EXPECT_TRUE(codes.TextOf(longest).ends_with("x..."));
+  const int advises = codes.CodeOf({"A", "Restart it, then call jax_passing.init again on every host."});
+  EXPECT_EQ(codes.TextOf(advises), "A: Restart it, then start the program again on every host.");
   for (int i = 0; i < 300; ++i) codes.CodeOf({"B", std::to_string(i)});
   EXPECT_NE(codes.TextOf(first), "A: first");
   EXPECT_NE(codes.TextOf(-1).find("no longer knows"), std::string::npos);

@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from over_mesh import meshes, placed, sum_bound
 
-# XLA's door to MPI knows no float16 but in the two collectives that move bytes; bfloat16 it widens to float32 before.
+# XLA's MPI interface knows no float16 but in the two collectives that move bytes; bfloat16 it widens to float32 before.
 NARROW = ("float16",)
 DTYPES = ("float32", "bfloat16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "bool", "complex64")
 WIDE = ("float64", "int64", "uint64", "complex128")

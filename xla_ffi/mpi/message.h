@@ -1,6 +1,6 @@
-// Bytes on their way from one device to another.
-#ifndef XLA_FFI_MPI_TRANSFER_H_
-#define XLA_FFI_MPI_TRANSFER_H_
+// A message: bytes on their way from one device to another.
+#ifndef XLA_FFI_MPI_MESSAGE_H_
+#define XLA_FFI_MPI_MESSAGE_H_
 
 #include <chrono>
 #include <condition_variable>
@@ -17,15 +17,15 @@
 
 namespace passing::mpi {
 
-class Transfer {
+class Message {
  public:
   // It owns so many bytes, so that a failed call may return while a channel still writes to them.
-  explicit Transfer(size_t bytes) : owned_(NewMemory<uint8_t>(bytes)), bytes_(owned_.get(), bytes) {}
+  explicit Message(size_t bytes) : owned_(NewMemory<uint8_t>(bytes)), bytes_(owned_.get(), bytes) {}
   // The bytes are another's, who keeps them until `when_done` is called, once, from any thread.
-  Transfer(std::span<uint8_t> bytes, std::function<void(const std::optional<Failure>&)> when_done)
+  Message(std::span<uint8_t> bytes, std::function<void(const std::optional<Failure>&)> when_done)
       : bytes_(bytes), when_done_(std::move(when_done)) {}
-  Transfer(const Transfer&) = delete;
-  ~Transfer() { Done(Failure{"PassingError", "A transfer was dropped before it was done."}); }
+  Message(const Message&) = delete;
+  ~Message() { Done(Failure{"PassingError", "A message was dropped before it was done."}); }
 
   std::span<uint8_t> bytes() const { return bytes_; }  // the channel's until it is done
   // The first call counts.
@@ -47,4 +47,4 @@ class Transfer {
 
 }  // namespace passing::mpi
 
-#endif  // XLA_FFI_MPI_TRANSFER_H_
+#endif  // XLA_FFI_MPI_MESSAGE_H_

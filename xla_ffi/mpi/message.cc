@@ -1,8 +1,8 @@
-#include "mpi/transfer.h"
+#include "mpi/message.h"
 
 namespace passing::mpi {
 
-void Transfer::Done(std::optional<Failure> failure) {
+void Message::Done(std::optional<Failure> failure) {
   {
     const std::lock_guard lock(mutex_);
     if (done_) return;
@@ -13,7 +13,7 @@ void Transfer::Done(std::optional<Failure> failure) {
   if (when_done_) when_done_(failure_);
 }
 
-bool Transfer::Wait(double timeout_s) {
+bool Message::Wait(double timeout_s) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
 }
