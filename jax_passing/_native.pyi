@@ -331,7 +331,8 @@ class MpiServer(Protocol):
         `number`: counts the device's calls in the group from 0; -1 for a send or receive."""
 
     def end(self) -> None:
-        """Returns once all that the program has begun is over, as nothing is asked afterwards."""
+        """Returns once all that the program has begun is over. It is called when JAX ends, and once more when nothing
+        else is asked any more."""
 
 def serve_mpi(server: MpiServer | None) -> None:
     """Makes `server` the one that XLA's calls reach. If there is none when XLA begins, jax_passing.for_jax.serving is

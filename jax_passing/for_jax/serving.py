@@ -19,7 +19,7 @@ from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, Pro
 from jax_passing.for_jax import splits
 from jax_passing.for_jax.channels import Channels
 from jax_passing.for_jax.waits import Waits
-from jax_passing.host.executions import wait_for_arrays
+from jax_passing.host.executions import wait_for_arrays, wait_for_executions
 from jax_passing.host.init import init_for_jax
 from jax_passing.host.loop import Loop
 from jax_passing.host.processes import told
@@ -134,16 +134,17 @@ class Server:
         return failure.kind, failure.message
 
     def end(self) -> None:
-        """JAX ends, as Python does: nothing reaches this server afterwards. So what the program has dispatched shall be
-        over before. An open session sees to that as well, but the first collective may still be on its way to one."""
-        if self._shared is not None:
-            return
-        with suppress(ConfigError):  # then collectives have failed at once
-            settings, _ = config.resolve({}, process_in_cluster=process.in_cluster)
-            wait_for_arrays(time.monotonic() + 3 * settings.join_deadline_s, lambda: False)
+        """JAX ends, as Python does, after which nothing reaches this server. A session that is open sees to it that
+        what the program has dispatched is over by then; but the first collective may be on its way to open one."""
+        if self._shared is None and process.backend_exists():
+            with suppress(ConfigError):  # then collectives have failed at once
+                settings, _ = config.resolve({}, process_in_cluster=process.in_cluster)
+                limit_s = 3 * settings.join_deadline_s
+                wait_for_arrays(time.monotonic() + limit_s, lambda: False)
+                wait_for_executions(limit_s)
         session = current()
-        if session is not None:  # opened so late that it isn't told of the end
-            session.shutdown()
+        if session is not None:  # it may have been opened too late to be told of the end
+            session.at_exit()
 
 
 class _Shared:

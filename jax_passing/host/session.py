@@ -101,7 +101,7 @@ class Session:
         inside.begin()
         (scope.begin_for_jax if is_for_jax else scope.begin)(self._scope())
         self._is_for_jax = is_for_jax  # and no thread has taken it over
-        atexit.register(self._at_exit)
+        atexit.register(self.at_exit)
         _current = self
 
     def __repr__(self) -> str:
@@ -270,7 +270,7 @@ class Session:
             control.fail(ranks, failure)
 
     def _close(self) -> None:
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.at_exit)
         scope.end()
         _native.detach()
         for close in self.closers:
@@ -282,7 +282,7 @@ class Session:
             self._control.close()
             self._control = None
 
-    def _at_exit(self) -> None:
+    def at_exit(self) -> None:
         # A script that died of an exception must not keep the others waiting for its sums. (At an interactive prompt
         # last_value is any earlier mistake.)
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
@@ -320,7 +320,7 @@ class Session:
         """This process was forked: what it has of the session is the parent's, whose threads may hold its locks, and
         aren't here."""
         self._is_shut_down, self._shutdown_lock = True, threading.RLock()
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.at_exit)
         if self._control is not None:
             self._control.forget_in_child()
         self._control = self._ranks = None

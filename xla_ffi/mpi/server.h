@@ -44,7 +44,7 @@ class Server {
   // Asked each second that a call waits. A failure ends it. `number`: of the call, or -1 for a message.
   virtual std::optional<Failure> Stalled(int64_t group, int32_t own_index, int64_t number, const std::string& what,
                                          double waited_s) = 0;
-  // Returns once all that the program has begun is over, as nothing reaches the server afterwards.
+  // Returns once all that the program has begun is over: JAX ends.
   virtual void End() = 0;
   // Runs work that may block. A caller may hold what other threads need, which is let go for so long.
   virtual void Blocking(const std::function<void()>& work) { work(); }

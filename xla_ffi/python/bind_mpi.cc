@@ -251,7 +251,10 @@ void BindMpi(nb::module_& m) {
       const nb::gil_scoped_release release;
       mpi::TheEntrance().Close(kLeaveTimeout_s);
     }
-    Py_CLEAR(mpi::registered);  // and all that the server holds, before nanobind counts what is left
+    if (PyObject* const server = std::exchange(mpi::registered, nullptr)) {
+      const nb::object last = nb::steal(server);  // nanobind counts what is left when all it holds is gone
+      last.attr("end")();                         // again: whoever was in may have opened a session
+    }
   }));
 }
 
