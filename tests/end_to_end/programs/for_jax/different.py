@@ -68,8 +68,6 @@ def run(kind: str, odd: bool) -> object:
             return step(ring if odd else psum)
         case "dtype":
             return over(mesh, ones.astype(np.int32) if odd else ones, psum)
-        case "count":
-            return over(mesh, ones[:, :4] if odd else ones, psum)
         case "exchange":
             return over(mesh, many.astype(np.int32) if odd else many, gather_and_add)
         case "exchange or sum":
@@ -105,11 +103,6 @@ def run(kind: str, odd: bool) -> object:
             if odd:
                 time.sleep(float(sys.argv[2]))
             return over(grid(), ones, psum, axis="a")
-        case "subset":
-            some = Mesh(jax.devices()[: jax.local_device_count() * 2], ("d",))
-            if jax.process_index() >= 2:
-                return "no part in it"
-            return over(some, ones[: some.size], psum)
         case "empty":
             return over(mesh, np.ones((jax.device_count(), 0, 3), np.float32), psum, ring, gather_and_add).shape
         case "many":
