@@ -18,7 +18,7 @@ from jax_passing.config import Settings
 from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, ProgramMismatchError
 from jax_passing.for_jax import splits
 from jax_passing.for_jax.channels import Channels
-from jax_passing.for_jax.waits import Waits
+from jax_passing.for_jax.waits import Wait, Waits
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
 from jax_passing.host.init import init_for_jax
 from jax_passing.host.loop import Loop
@@ -127,7 +127,8 @@ class Server:
         """Returns why a call waits in vain, if that is known (`MpiServer.stalled`)."""
         shared = self._shared
         assert shared is not None
-        failure = shared.failure or shared.waits.stalled(group, self._groups[group].host_set, number, what, waited_s)
+        wait = Wait(group, number, what)
+        failure = shared.failure or shared.waits.stalled(self._groups[group].host_set, own_index, wait, waited_s)
         if failure is None:
             return None
         shared.fail(failure)

@@ -2,6 +2,9 @@
 
 import json
 import logging
+import threading
+import time
+from dataclasses import dataclass
 
 import jax
 
@@ -10,6 +13,23 @@ from jax_passing.errors import Failure, ProgramMismatchError, names
 
 log = logging.getLogger("jax_passing")
 
+KEPT_S = 3.0  # a call that goes on is told each second
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A device of this host waits.
+
+    Attributes:
+      group: of devices.
+      number: of the call in the group; -1 for a message, as those aren't counted.
+      what: the call, for people.
+    """
+
+    group: int
+    number: int
+    what: str
+
 
 class Waits:
     """This host's calls that wait. Any thread may ask."""
@@ -17,45 +37,76 @@ class Waits:
     def __init__(self, rank: int, job: str, warn_s: float):
         self._rank, self._warn_s = rank, warn_s
         self._folder = f"jax_passing/waits/{job}/"
-        self._warned: tuple[int, int, str] | None = None  # of which call it has warned
+        self._lock = threading.Lock()
+        self._own: dict[tuple[int, int], tuple[Wait, float]] = {}  # by group and device; with when it was told
+        self._warned: set[Wait] = set()
 
-    def stalled(self, group: int, hosts: tuple[int, ...], number: int, what: str, waited_s: float) -> Failure | None:
-        """Tells the other hosts what this one waits in. Returns why it waits in vain, if what they told shows it.
+    def stalled(self, hosts: tuple[int, ...], device: int, wait: Wait, waited_s: float) -> Failure | None:
+        """Tells the other hosts what a device of this one waits in. Returns why it waits in vain, if what they told
+        shows it.
 
         Args:
-          number: of the call in the group; -1 for a message, as those aren't counted.
-          what: the call, for people.
+          hosts: of the group.
+          device: its index in the group.
         """
-        told = {rank: json.loads(text) for rank, text in self._exchange(json.dumps([group, number, what])).items()}
-        calls = {rank: other for rank, (*call, other) in told.items() if call == [group, number]}
-        if number >= 0 and len(set(calls.values())) > 1:
-            who = "; ".join(f"rank {rank} called {call}" for rank, call in sorted(calls.items()))
+        told = self._exchange(device, wait)
+        calls = {rank: {each.what for each in waits if _same_call(each, wait)} for rank, waits in told.items()}
+        if wait.number >= 0 and len(set[str]().union(*calls.values())) > 1:
+            who = "; ".join(
+                f"rank {rank} called {' and '.join(sorted(own))}" for rank, own in sorted(calls.items()) if own
+            )
             return Failure(
                 ProgramMismatchError.__name__,
                 f"The hosts make different collectives where they have to make the same one: {who}. Run the same "
                 "program on all hosts, with the same shapes and dtypes.",
             )
-        if waited_s >= self._warn_s and self._warned != (group, number, what):
-            self._warned = group, number, what
-            others = [rank for rank in hosts if rank != self._rank]
-            # It may be over: nobody takes back what was told.
-            elsewhere = [
-                f"rank {rank} waited last in {told[rank][2]}" for rank in others if rank in told.keys() - calls
-            ]
-            absent = [rank for rank in others if rank not in told]
-            text = "; ".join(elsewhere + ([f"{names(absent)} made no call that waits"] if absent else []))
-            log.warning("rank %d has waited %.1f s in %s. %s", self._rank, waited_s, what, text)
+        if self._is_to_warn(wait, waited_s):
+            others = self._others_text([rank for rank in hosts if rank != self._rank], wait, told)
+            log.warning("rank %d has waited %.1f s in %s. %s.", self._rank, waited_s, wait.what, others)
         return None
 
-    def _exchange(self, own: str) -> dict[int, str]:
+    def _is_to_warn(self, wait: Wait, waited_s: float) -> bool:
+        with self._lock:
+            if waited_s < self._warn_s:
+                if wait.number < 0:  # another message may be called the same
+                    self._warned.discard(wait)
+                return False
+            is_new = wait not in self._warned
+            self._warned.add(wait)
+            return is_new
+
+    @staticmethod
+    def _others_text(others: list[int], wait: Wait, told: dict[int, list[Wait]]) -> str:
+        # A wait may be over: nobody takes back what was told.
+        elsewhere = {
+            rank: " and ".join(dict.fromkeys(each.what for each in told[rank]))
+            for rank in others
+            if rank in told and wait not in told[rank]
+        }
+        absent = [rank for rank in others if rank not in told]
+        texts = [f"rank {rank} waited last in {what}" for rank, what in elsewhere.items()]
+        texts += [f"{names(absent)} made no call that waits"] if absent else []
+        return "; ".join(texts) or "All hosts of this group wait in it"
+
+    def _exchange(self, device: int, wait: Wait) -> dict[int, list[Wait]]:
         """Returns what each host told last."""
+        now = time.monotonic()
+        with self._lock:
+            self._own[wait.group, device] = wait, now
+            self._own = {place: (own, told) for place, (own, told) in self._own.items() if now - told < KEPT_S}
+            mine = list(dict.fromkeys(own for own, _ in self._own.values()))
         client = coordinator()
         if client is None:
-            return {self._rank: own}
+            return {self._rank: mine}
+        text = json.dumps([[own.group, own.number, own.what] for own in mine])
         try:
-            client.key_value_set(f"{self._folder}{self._rank}", own, allow_overwrite=True)
+            client.key_value_set(f"{self._folder}{self._rank}", text, allow_overwrite=True)
             found = client.key_value_dir_get(self._folder)
         except jax.errors.JaxRuntimeError as error:  # the coordinator is gone
             log.debug("the hosts can't compare what they wait in: %s", error)
-            return {self._rank: own}
-        return {int(key.rpartition("/")[2]): text for key, text in found}
+            return {self._rank: mine}
+        return {int(key.rpartition("/")[2]): [Wait(*each) for each in json.loads(text)] for key, text in found}
+
+
+def _same_call(a: Wait, b: Wait) -> bool:
+    return (a.group, a.number) == (b.group, b.number)

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jax_passing.for_jax import waits
-from jax_passing.for_jax.waits import Waits
+from jax_passing.for_jax.waits import Wait, Waits
 
 GROUP, HOSTS = 5, (0, 1, 2)
 SUM, MAX = "all_reduce sum, call 3", "all_reduce max, call 3"
@@ -37,16 +37,20 @@ def host(rank, job="job"):
     return Waits(rank, job, warn_s=2.0)
 
 
+def stalled(waits, number, what, waited_s=1.0, group=GROUP, device=0):
+    return waits.stalled(HOSTS, device, Wait(group, number, what), waited_s)
+
+
 def test_hosts_in_the_same_call_wait_on():
-    assert [host(rank).stalled(GROUP, HOSTS, 3, SUM, 1.0) for rank in HOSTS] == [None] * 3
+    assert [stalled(host(rank), 3, SUM) for rank in HOSTS] == [None] * 3
 
 
 def test_hosts_in_different_calls_of_one_number_are_told_apart():
-    assert host(0).stalled(GROUP, HOSTS, 3, SUM, 1.0) is None
-    failure = host(1).stalled(GROUP, HOSTS, 3, MAX, 1.0)
+    assert stalled(host(0), 3, SUM) is None
+    failure = stalled(host(1), 3, MAX)
     assert failure.kind == "ProgramMismatchError"
     assert f"rank 0 called {SUM}; rank 1 called {MAX}" in failure.message
-    assert host(0).stalled(GROUP, HOSTS, 3, SUM, 1.0) == failure
+    assert stalled(host(0), 3, SUM) == failure
 
 
 @pytest.mark.parametrize(
@@ -55,29 +59,67 @@ def test_hosts_in_different_calls_of_one_number_are_told_apart():
     ids=["a call that is over", "another group", "another job"],
 )
 def test_what_was_told_of_another_call_is_no_difference(group, number, job):
-    host(0, job).stalled(group, HOSTS, number, MAX, 1.0)
-    assert host(1).stalled(GROUP, HOSTS, 3, SUM, 1.0) is None
+    stalled(host(0, job), number, MAX, group=group)
+    assert stalled(host(1), 3, SUM) is None
+
+
+def test_a_device_does_not_hide_what_another_one_waits_in():
+    own = host(0)
+    stalled(own, 3, SUM)
+    stalled(own, 8, SUM, group=GROUP + 1, device=1)
+    assert stalled(host(1), 3, MAX).kind == "ProgramMismatchError"
+
+
+def test_a_wait_that_is_over_is_forgotten(monkeypatch):
+    own = host(0)
+    stalled(own, 3, SUM)
+    monkeypatch.setattr(waits.time, "monotonic", lambda: 1e9)
+    stalled(own, 8, SUM, group=GROUP + 1, device=1)
+    assert stalled(host(1), 3, MAX) is None
 
 
 def test_messages_may_differ():
-    host(0).stalled(GROUP, HOSTS, -1, "send of 4 bytes", 1.0)
-    assert host(1).stalled(GROUP, HOSTS, -1, "receive of 4 bytes", 1.0) is None
+    stalled(host(0), -1, "send of 4 bytes")
+    assert stalled(host(1), -1, "receive of 4 bytes") is None
 
 
-def test_a_long_wait_is_logged_once_with_what_the_others_told(caplog):
+@pytest.fixture
+def warnings(caplog):
     caplog.set_level(logging.WARNING, logger="jax_passing")
-    host(1).stalled(GROUP, HOSTS, 2, MAX, 1.0)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def test_a_long_wait_is_logged_once_with_what_the_others_told(warnings):
+    stalled(host(1), 2, MAX)
     own = host(0)
     for waited_s in (1.0, 2.0, 3.0):
-        own.stalled(GROUP, HOSTS, 3, SUM, waited_s)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"rank 0 has waited 2.0 s in {SUM}. rank 1 waited last in {MAX}; rank 2 made no call that waits"
+        for device in (0, 1):
+            stalled(own, 3, SUM, waited_s, device=device)
+    assert warnings() == [
+        f"rank 0 has waited 2.0 s in {SUM}. rank 1 waited last in {MAX}; rank 2 made no call that waits."
     ]
 
 
+def test_all_hosts_may_wait_in_one_call(warnings):
+    for rank in (1, 2):
+        stalled(host(rank), 3, SUM)
+    stalled(host(0), 3, SUM, 2.0)
+    assert warnings() == [f"rank 0 has waited 2.0 s in {SUM}. All hosts of this group wait in it."]
+
+
+def test_each_message_that_waits_is_logged_with_the_others(warnings):
+    stalled(host(1), -1, "send of 4 bytes")
+    stalled(host(2), 2, MAX)
+    own = host(0)
+    for waited_s in (2.0, 3.0, 1.0, 2.0):  # two messages of the same size, one after the other
+        stalled(own, -1, "receive of 4 bytes", waited_s)
+    others = f"rank 1 waited last in send of 4 bytes; rank 2 waited last in {MAX}."
+    assert warnings() == [f"rank 0 has waited 2.0 s in receive of 4 bytes. {others}"] * 2
+
+
 def test_without_a_coordinator_nothing_is_compared(coordinator, monkeypatch):
-    host(0).stalled(GROUP, HOSTS, 3, MAX, 1.0)
+    stalled(host(0), 3, MAX)
     coordinator.is_gone = True
-    assert host(1).stalled(GROUP, HOSTS, 3, SUM, 1.0) is None
+    assert stalled(host(1), 3, SUM) is None
     monkeypatch.setattr(waits, "coordinator", lambda: None)
-    assert host(1).stalled(GROUP, HOSTS, 3, SUM, 1.0) is None
+    assert stalled(host(1), 3, SUM) is None
