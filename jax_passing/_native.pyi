@@ -314,10 +314,12 @@ class MpiServer(Protocol):
         """Returns this process's rank, and how many there are."""
 
     def split(
-        self, color: int, key: int, /
+        self, color: int, key: int, devices: tuple[int, ...], /
     ) -> tuple[int, str, Sequence[int], int, Transport | LocalCollective, int, float]:
         """Returns the group that this device is in: an id of 64 bits, a name for people, the rank of each device's
-        process, the index of this device, what sums, how many hosts, and the deadline in seconds."""
+        process, the index of this device, what sums, how many hosts, and the deadline in seconds.
+
+        `devices`: the ids of all devices of the group, in the order of their indices; empty if XLA didn't tell."""
 
     def send(
         self, group: int, own_index: int, to_index: int, tag: int, data: memoryview, request: MpiRequest, /
@@ -342,3 +344,6 @@ def bind_mpi_late() -> str | None:
     """Has a jaxlib that is loaded already take the library that MPITRAMPOLINE_LIB names, which must be this one.
 
     Returns why it can't, or None. It also returns None where that has been done before."""
+
+def watch_cliques() -> str | None:
+    """Has XLA tell `MpiServer.split` the devices of a group, from then on. Returns why it can't, or None."""

@@ -18,8 +18,8 @@ from jax_passing.config import address_text
 from jax_passing.errors import ClosedError, Failure, HostLostError
 from jax_passing.for_jax.connection import Connection
 from jax_passing.for_jax.frames import GROUP_MASK, REPLIES, Frame, FrameError, Kind
+from jax_passing.for_jax.groups import Group
 from jax_passing.for_jax.matching import Ends, Matching, Request
-from jax_passing.for_jax.splits import Group
 from jax_passing.host.loop import Loop
 from jax_passing.protocol import secure_channel
 

@@ -21,7 +21,7 @@ def use_for_jax() -> None:
 
     Raises:
       ConfigError: JAX has devices already; or another MPI library, or another implementation of collectives, is chosen;
-        or this jaxlib can't load an MPI library.
+        or this jaxlib is of a kind that we don't know.
     """
     if process.backend_exists():
         raise ConfigError(
@@ -39,4 +39,6 @@ def use_for_jax() -> None:
             f"This jaxlib doesn't take an MPI library any more: {why}. Call jax_passing.use_for_jax before `import "
             f"jax`, or set {FOR_JAX}=1 when Python starts."
         )
+    if (why := _native.watch_cliques()) is not None:
+        raise ConfigError(f"This jaxlib doesn't tell who makes its collectives: {why}. Try another version of jaxlib.")
     jax.config.update("jax_cpu_collectives_implementation", environment.MPI)

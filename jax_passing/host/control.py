@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from jax_passing import _native
 from jax_passing.config import Settings
-from jax_passing.errors import Failure, PassingError
+from jax_passing.errors import Failure, JoinError, PassingError, names
 from jax_passing.host.host_set import HostSet
 from jax_passing.host.joining import Joined, Joining
 from jax_passing.host.loop import Loop
@@ -59,7 +59,13 @@ class Control:
     def join_hosts(self, ranks: Ranks, hosts: Sequence[int]) -> _native.Transport:
         """Returns what sums over these hosts, of which this one is. Raises PassingError."""
         timeout_s = 2 * self._settings.join_deadline_s  # the set has the same deadline, and tells who is missing
-        joined: HostSet = self.loop.wait(lambda *outcomes: ranks.join_hosts(hosts, *outcomes), timeout_s)
+        try:
+            joined: HostSet = self.loop.wait(lambda *outcomes: ranks.join_hosts(hosts, *outcomes), timeout_s)
+        except TimeoutError:
+            raise JoinError(
+                f"The job in which {names(hosts)} sum by themselves didn't begin within {timeout_s:g} s. Look at the "
+                "switch's log."
+            ) from None
         return joined.membership.transport.native
 
     def fail(self, ranks: Ranks, failure: Failure) -> None:

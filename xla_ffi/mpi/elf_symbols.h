@@ -18,9 +18,11 @@ struct ElfSymbol {
 };
 
 // Finds those of `names` that `file` defines: a library or program of 64 bits, but its bytes may be anything. Finds
-// nothing if it is none, or has no such table.
+// nothing if it is none, or has no such table. Also finds all that begin with one of `beginnings`; their names are in
+// the file.
 std::map<std::string_view, ElfSymbol> FindSymbols(std::span<const uint8_t> file,
-                                                  const std::set<std::string_view>& names);
+                                                  const std::set<std::string_view>& names,
+                                                  std::span<const std::string_view> beginnings = {});
 
 }  // namespace passing::mpi
 

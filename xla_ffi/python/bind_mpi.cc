@@ -16,6 +16,7 @@
 
 #include "ffi/local_collective.h"
 #include "host/transport/transport.h"
+#include "mpi/cliques.h"
 #include "mpi/entrance.h"
 #include "mpi/failed.h"
 #include "mpi/late_binding.h"
@@ -156,7 +157,7 @@ class PythonServer final : public Server {
 
   Group Split(int32_t color, int32_t key) override {
     return WithServer([&](nb::handle server) {
-      nb::object made = server.attr("split")(color, key);
+      nb::object made = server.attr("split")(color, key, nb::tuple(nb::cast(CliqueOfThread(color))));
       Group group{.id = nb::cast<int64_t>(made[0]),
                   .name = nb::cast<std::string>(made[1]),
                   .hosts = nb::cast<std::vector<int32_t>>(made[2]),
@@ -245,6 +246,7 @@ void BindMpi(nb::module_& m) {
       },
       "server"_a.none());
   m.def("bind_mpi_late", &mpi::BindLate, nb::call_guard<nb::gil_scoped_release>());
+  m.def("watch_cliques", &mpi::WatchCliques, nb::call_guard<nb::gil_scoped_release>());
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([home = getpid()] {
     if (getpid() != home) return;  // a child that was forked has none of the threads
     {

@@ -39,15 +39,21 @@ def value(process: "Process") -> str:
         "exchange",
         "exchange or sum",
         "order",
-        "other axis",
     ],
 )
 def test_hosts_that_call_different_collectives(cluster: "Cluster", kind: str) -> None:
-    devices = 2 if kind == "other axis" else 1
-    for process in for_jax.start(cluster, "different.py", kind, hosts=3, devices=devices, env=DEADLINE):
+    for process in for_jax.start(cluster, "different.py", kind, hosts=3, env=DEADLINE):
         text = raised(process)
         assert "MPI error: " in text, text
         assert re.search(r"ProgramMismatchError|DeadlineExceededError", text), text
+
+
+def test_a_host_that_sums_over_another_axis(cluster: "Cluster") -> None:
+    """The others sum within themselves, and miss nothing."""
+    first, odd, last = for_jax.start(cluster, "different.py", "other axis", hosts=3, devices=2, env=DEADLINE)
+    for process in (first, last):
+        assert value(process).startswith("value [[2."), process.text
+    assert re.search(r"MPI error: (JoinError|HostLostError)", raised(odd)), odd.text  # the others have ended by then
 
 
 def test_a_host_that_calls_once_more(cluster: "Cluster") -> None:
@@ -123,6 +129,30 @@ def test_more_elements_than_an_int_counts(cluster: "Cluster") -> None:
 def test_arrays_without_elements(cluster: "Cluster") -> None:
     for process in for_jax.start(cluster, "different.py", "empty", env=DEADLINE):
         assert value(process).startswith("value (2, 0, 3)")
+
+
+@pytest.mark.parametrize("moment", ["first", "last"])
+def test_a_program_on_some_of_the_hosts(cluster: "Cluster", moment: str) -> None:
+    """The others compute something else, or end at once, which others' sums survive."""
+    env = {**DEADLINE, "JAX_PASSING_DEADLINE_S": "3"}
+    processes = for_jax.start(cluster, "some_hosts.py", moment, hosts=3, devices=2, env=env)
+    finish(processes)
+    for process in processes:
+        process.wait_for("^as expected$", 1)
+
+
+def test_hosts_that_sum_over_different_devices(cluster: "Cluster") -> None:
+    """To MPI the groups look the same where they have the same first device: their numbers must never meet."""
+    *both, odd = for_jax.start(cluster, "different.py", "part and all", hosts=3, env=DEADLINE)
+    for process in both:
+        assert value(process).startswith("value [[2."), process.text
+    assert re.search(r"JoinError: .*0, 1|HostLostError: Rank [01]", raised(odd)), odd.text
+
+
+def test_a_jaxlib_of_another_kind(cluster: "Cluster") -> None:
+    for process in for_jax.start(cluster, "different.py", "operation", env={"NO_CLIQUES": "1"}):
+        text = process.wait_for(r".*ConfigError: .*", 100)[0]
+        assert "a test says so" in text, text
 
 
 def test_many_communicators(cluster: "Cluster") -> None:

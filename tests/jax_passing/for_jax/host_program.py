@@ -12,10 +12,17 @@ import numpy as np
 SEED = 24
 
 
-def jit_sum(elements: int, dtype: str = "float32") -> list[float]:
-    """Sums rows of all devices by annotations alone."""
-    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("d",))
-    count = jax.device_count()
+def jit_sum(elements: int, dtype: str = "float32", of: str = "all") -> list[float]:
+    """Sums rows of devices by annotations alone: of all, of this process's, or of the first of each of two."""
+    everybody = jax.devices()
+    devices = {
+        "all": everybody,
+        "all, in another order": everybody[::-1],
+        "own": jax.local_devices(),
+        "a part": [everybody[0], next(device for device in everybody if device.process_index == 1)],
+    }[of]
+    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+    count = len(devices)
     x = np.random.default_rng(SEED).integers(-8, 8, (count, elements)).astype(dtype)
     rows = jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("d")), lambda index: x[index])
     found = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(mesh, P()))(rows)

@@ -70,6 +70,13 @@ def test_another_library_is_left_alone(without_devices, variables):
         use_for_jax()
 
 
+def test_a_jaxlib_that_tells_no_devices_is_refused(without_devices, monkeypatch):
+    monkeypatch.setattr(_native, "bind_mpi_late", lambda: None)
+    monkeypatch.setattr(_native, "watch_cliques", lambda: "its table of symbols was stripped")
+    with pytest.raises(ConfigError, match=r"who makes its collectives: its table of symbols was stripped"):
+        use_for_jax()
+
+
 def test_a_jaxlib_that_takes_no_library_is_told(without_devices, monkeypatch):
     monkeypatch.setattr(_native, "bind_mpi_late", lambda: "its table of symbols was stripped")
     with pytest.raises(ConfigError, match=r"its table of symbols was stripped. Call .* before `import jax`"):

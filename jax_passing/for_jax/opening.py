@@ -1,0 +1,121 @@
+"""All processes open the session together, when the first collective of any of them comes.
+
+XLA lets a program run on a part of the processes: the others don't call us, and may be about to end. So a thread of
+each process listens, by the coordinator of jax.distributed, whether one of them opens the session.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Generic, TypeVar
+
+import jax
+
+from jax_passing._compat.process import coordinator
+from jax_passing.errors import PassingError
+from jax_passing.host.processes import DEADLINE_S
+
+log = logging.getLogger("jax_passing")
+
+_OPENS = "jax_passing/for_jax/opens"
+_ENDED = "jax_passing/for_jax/ended/"
+_LOOK_MS = 500  # a thread that listens looks so often whether it is still to do so
+
+T = TypeVar("T")
+
+
+class Once(Generic[T]):
+    """The first caller makes a value, for which the others wait. If it can't be made, all get the exception."""
+
+    def __init__(self, make: Callable[[], T]):
+        self._make, self._lock = make, threading.Lock()
+        self._outcome: Future[T] = Future()
+
+    def get(self) -> T:
+        if self._lock.acquire(blocking=False):  # for good
+            try:
+                self._outcome.set_result(self._make())
+            except BaseException as error:
+                self._outcome.set_exception(error)
+        return self._outcome.result()
+
+    @property
+    def is_begun(self) -> bool:
+        return self._lock.locked()
+
+
+class Opening(Generic[T]):
+    """The session, and what goes with it: `open_session` makes it, and is called once."""
+
+    def __init__(self, open_session: Callable[[], T]):
+        self._session = Once(open_session)
+        self._listener: threading.Thread | None = None
+        self._is_over = threading.Event()
+        self._rank, self._world_size = 0, 1
+
+    def begin(self, rank: int, world_size: int) -> None:
+        """JAX begins to make its devices."""
+        self._rank, self._world_size = rank, world_size
+        if world_size > 1 and self._listener is None and not self._session.is_begun:
+            self._listener = threading.Thread(target=self._listen, name="jax_passing opening", daemon=True)
+            self._listener.start()
+
+    def get(self) -> T:
+        """This process makes a collective."""
+        client = coordinator()
+        if client is not None and not self._session.is_begun:
+            client.key_value_set(_OPENS, "", allow_overwrite=True)
+        return self._session.get()
+
+    def _listen(self) -> None:
+        while not self._is_over.is_set() and not self._session.is_begun:
+            if self._is_told(_OPENS):
+                with contextlib.suppress(PassingError):  # a collective of this process raises it
+                    self._session.get()
+
+    def _is_told(self, key: str) -> bool:
+        """Waits a moment for that."""
+        client = coordinator()
+        try:
+            if client is not None:
+                client.blocking_key_value_get(key, _LOOK_MS)
+                return True
+        except jax.errors.JaxRuntimeError as error:  # it isn't, or the coordinator is gone
+            log.debug("not told yet: %s", error)
+        self._is_over.wait(0.05)
+        return False
+
+    @property
+    def is_begun(self) -> bool:
+        return self._session.is_begun
+
+    def end(self) -> None:
+        """This process ends: it stays until no other one can open the session any more."""
+        if self._listener is None or self._is_over.is_set():
+            return
+        if not self._session.is_begun:
+            self._await_others(time.monotonic() + DEADLINE_S)
+        self._is_over.set()
+        self._listener.join(DEADLINE_S)  # opening has deadlines of its own
+
+    def _await_others(self, until: float) -> None:
+        """The last process tells the one before it that it ends, and so on; the first one tells all."""
+        if self._rank + 1 < self._world_size and not self._await(f"{_ENDED}{self._rank + 1}", until):
+            return
+        client = coordinator()
+        if client is None:
+            return
+        try:
+            client.key_value_set(f"{_ENDED}{self._rank}", "", allow_overwrite=True)
+        except jax.errors.JaxRuntimeError:  # nobody is left to ask
+            return
+        self._await(f"{_ENDED}0", until)
+
+    def _await(self, key: str, until: float) -> bool:
+        while not self._is_told(key):
+            if self._session.is_begun or coordinator() is None or time.monotonic() > until:
+                return False
+        return True

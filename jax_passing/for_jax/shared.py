@@ -1,0 +1,116 @@
+"""The groups of devices of a process share its session, and what was made in it."""
+
+import threading
+from typing import Any
+
+import jax
+
+from jax_passing import _native
+from jax_passing._compat import process
+from jax_passing.config import Settings
+from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, PassingError
+from jax_passing.for_jax.channels import Channels
+from jax_passing.for_jax.opening import Once
+from jax_passing.for_jax.waits import Waits
+from jax_passing.host.init import init_for_jax
+from jax_passing.host.loop import Loop
+from jax_passing.host.processes import told
+
+_WHAT = "a program whose collectives go over the switch (jax_passing.use_for_jax)"
+
+
+class Shared:
+    """One process has one.
+
+    Attributes:
+      process_of: by the id of a device of any process, the rank of that.
+    """
+
+    def __init__(self) -> None:
+        """Opens the session, unless one is open. All processes do so together. Raises PassingError."""
+        self.session = init_for_jax(_check)
+        session, settings = self.session, self.session.settings
+        self.process_of = {device.id: device.process_index for device in jax.devices("cpu")}
+        self._lock = threading.Lock()
+        self._transports: dict[tuple[int, ...], Once[Any]] = {}
+        self._control = session.control
+        self._loop = Loop() if self._control is None else self._control[0].loop
+        key = None if self._control is None else self._control[0].key
+        own_host = "127.0.0.1" if self._control is None else self._control[1].host.shards[0].own_host
+        job = settings.job or ""
+        self.channels = Channels(self._loop, session.rank, job, key, settings.join_deadline_s, self.fail)
+        self.waits = Waits(session.rank, job, settings.warn_s)
+        session.closers.append(self._close)
+        try:
+            address, ranks = self.channels.start(own_host), range(session.world_size)
+            alone = {0: address}
+            peers = alone if len(ranks) == 1 else told(_WHAT, address, ranks, JoinError, settings.join_deadline_s)
+            self.channels.set_peers(peers)
+        except BaseException as error:
+            cause = session.error or error  # whoever is missing may have told why
+            self.fail(_failure_of(cause))
+            raise cause from None
+
+    def collective(self, hosts: tuple[int, ...]) -> Any:
+        """Returns what sums over these hosts, of which this one is. Waits for them the first time."""
+        if len(hosts) == 1:
+            return _native.LocalCollective()
+        with self._lock:
+            transport = self._transports.setdefault(hosts, Once(lambda: self._join(hosts)))
+        return transport.get()
+
+    def _join(self, hosts: tuple[int, ...]) -> Any:
+        if self._control is None:
+            raise ClosedError("The session is shut down.")
+        control, ranks = self._control
+        try:
+            return control.join_hosts(ranks, hosts)
+        except BaseException as error:
+            self.fail(_failure_of(error))  # hosts that wait for this one elsewhere need not wait for the deadline
+            raise
+
+    @property
+    def failure(self) -> Failure | None:
+        error = self.session.error
+        return None if error is None else _failure_of(error)
+
+    def fail(self, failure: Failure) -> None:
+        """A call or a message can't go on: nothing of the session can."""
+        self.channels.fail(failure)
+        if self._control is not None:
+            control, ranks = self._control
+            control.fail(ranks, failure)
+
+    def _close(self) -> None:
+        self.channels.close()
+        if self._control is None:
+            self._loop.close()
+
+
+def _failure_of(error: BaseException) -> Failure:
+    if isinstance(error, PassingError):
+        return Failure(type(error).__name__, str(error), getattr(error, "ranks", ()))
+    return Failure(PassingError.__name__, f"{type(error).__name__}: {error}")  # of the system, as of too many files
+
+
+def rank_and_world_size() -> tuple[int, int]:
+    """Returns what `jax_passing.init` would find, too: those of jax.distributed, or of a single process."""
+    found = process.in_cluster()
+    return (0, 1) if found is None else found[:2]
+
+
+def _check(settings: Settings) -> None:
+    """Raises ConfigError if JAX's collectives can't go over a session with these settings."""
+    rank, world_size = rank_and_world_size()
+    if (settings.rank, settings.world_size) != (rank, world_size):
+        raise ConfigError(
+            f"JAX's collectives go over the session's hosts, so each process is one: this is process {rank} of "
+            f"{world_size} of jax.distributed, but rank {settings.rank} of {settings.world_size} of the session. Let "
+            "jax_passing find both there: set neither rank nor world_size. And name a switch, if there is none "
+            "(JAX_PASSING_SWITCH=HOST:PORT)."
+        )
+    if settings.world_size_min is not None:
+        raise ConfigError(
+            "JAX's collectives can't go over an elastic session: XLA's programs are made for one number of processes. "
+            "Leave out world_size_min."
+        )
