@@ -1,0 +1,51 @@
+"""A value is made once, by whichever thread comes first."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jax_passing.for_jax.opening import Once, Opening
+
+THREADS = 8
+
+
+def test_one_thread_makes_the_value_and_the_others_wait():
+    goes_on, calls = threading.Event(), []
+
+    def make():
+        calls.append(threading.get_ident())
+        assert goes_on.wait(30)
+        return object()
+
+    once = Once(make)
+    assert (once.is_begun, once.is_there) == (False, False)
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = [pool.submit(once.get) for _ in range(THREADS)]
+        while not calls:
+            pass
+        assert (once.is_begun, once.is_there) == (True, False)
+        goes_on.set()
+        values = {id(each.result(30)) for each in found}
+    assert (len(values), len(calls), once.is_there) == (1, 1, True)
+
+
+def test_a_failure_stays():
+    calls = []
+
+    def make():
+        calls.append(None)
+        raise ValueError("no switch")
+
+    opening = Opening(make)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no switch"):
+            opening.get()
+    assert len(calls) == 1
+
+
+def test_a_process_without_others_waits_for_nobody_at_its_end():
+    opening = Opening(object)
+    opening.begin(0, 1)
+    assert not opening.end()
+    assert opening.get() is opening.get()
