@@ -141,6 +141,13 @@ def test_a_program_on_some_of_the_hosts(cluster: "Cluster", moment: str) -> None
         process.wait_for("^as expected$", 1)
 
 
+def test_a_host_that_dies_before_its_first_collective(cluster: "Cluster") -> None:
+    """It opens the session with the others, so that they hear at once why it ends."""
+    *others, _ = for_jax.start(cluster, "some_hosts.py", "dies", hosts=3, env=DEADLINE)
+    for process in others:
+        process.wait_for(r"HostLostError: Rank 2 left .*: it stopped with AssertionError: the last host dies", 60)
+
+
 def test_hosts_that_sum_over_different_devices(cluster: "Cluster") -> None:
     """To MPI the groups look the same where they have the same first device: their numbers must never meet."""
     *both, odd = for_jax.start(cluster, "different.py", "part and all", hosts=3, env=DEADLINE)

@@ -1,40 +1,13 @@
-"""The devices of a process get one session, or one reason why there is none."""
+"""A process has one session for all groups of devices."""
 
-import threading
 from types import SimpleNamespace
 
 import jax
 import pytest
 
 from jax_passing import _native, config
-from jax_passing.errors import SwitchUnreachableError
 from jax_passing.for_jax import serving, shared
 from jax_passing.host.loop import Loop
-
-
-def test_the_session_is_opened_once_for_all_devices(monkeypatch):
-    opened = []
-
-    def open_in_vain(check):
-        opened.append(threading.current_thread().name)
-        raise SwitchUnreachableError("no switch answered")
-
-    monkeypatch.setattr(shared, "init_for_jax", open_in_vain)
-    server = serving.Server()
-    raised = []
-
-    def split(key):
-        with pytest.raises(SwitchUnreachableError, match="no switch answered") as caught:
-            server.split(0, key, (0, 1, 2))
-        raised.append(caught.value)
-
-    threads = [threading.Thread(target=split, args=[key]) for key in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(10)
-    split(0)  # of the next group
-    assert (len(raised), len(opened)) == (4, 1)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""A program that runs on a part of the hosts at a time: some_hosts.py first | last. The last host ends early.
+"""A program that runs on a part of the hosts at a time: some_hosts.py first | last | dies. The last host ends early.
 
-first: the session is opened by hosts of which the last isn't one; last: when it is ending already.
+first: the session is opened by hosts of which the last isn't one; last: when it is ending already; dies: by an error,
+without which it would have a part in the first sum.
 """
 
 import os
@@ -39,6 +40,9 @@ def main() -> None:
         check(devices[:own])
         check(devices[::-1])
         check(devices[own - 1 : own + 1])  # one device of each of two hosts
+    if sys.argv[1] == "dies":
+        assert rank < hosts - 1, "the last host dies"
+        check(devices)
     if rank < hosts - 1:
         time.sleep(2)  # the last host is ending
         for _ in range(3):
