@@ -361,6 +361,37 @@ TEST(CommunicatorTest, aServerThatThrowsEndsTheSumBeforeTheCall) {
   EXPECT_EQ(hosts.failure(0).value().message, failures[0]->message);
 }
 
+// The sanitizers would see a transport that still uses it.
+TEST(CommunicatorTest, aFailureInTheMiddleLetsTheMemoryGo) {
+  std::mt19937 random(11);
+  for (int i = 0; i < 20; ++i) {
+    Hosts hosts({0, 1, 1});
+    std::thread fails([&, after_us = random() % 4000] {
+      std::this_thread::sleep_for(std::chrono::microseconds(after_us));
+      for (const int32_t host : {0, 1}) hosts.Fail(host, {"HostLostError", "gone"});
+    });
+    const auto failures = hosts.Run([&](Device& device) {
+      constexpr uint64_t kCount = 30000;
+      const ElementType type{DType::kFloat32};
+      for (int call = 0;; ++call) {  // until the failure
+        const std::vector<float> input(kCount, 1);
+        std::vector<float> output(kCount);
+        if (call % 4 == 0)
+          device.Collect({{Operation::kAllReduce, Reduction::kSum, type, kCount}, &input[0], &output[0]});
+        if (call % 4 == 1)
+          device.Collect({{Operation::kAllReduce, Reduction::kMax, type, kCount}, &input[0], &output[0]});
+        const uint64_t part = kCount / 3;
+        if (call % 4 == 2) device.Collect({{Operation::kAllGather, {}, type, part}, &input[0], &output[0]});
+        if (call % 4 == 3) {
+          device.Collect({{Operation::kReduceScatter, Reduction::kSum, type, part}, &input[0], &output[0]});
+        }
+      }
+    });
+    fails.join();
+    for (const auto& failure : failures) EXPECT_EQ(failure.value().message, "gone");
+  }
+}
+
 class Broken : public Collective {
  public:
   uint32_t world_size() const override { return 1; }

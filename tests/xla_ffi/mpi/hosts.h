@@ -128,7 +128,8 @@ class Hosts {
   }
 
   size_t size() const { return devices.size(); }
-  // Why no host of several can sum any more.
+  void Fail(int32_t host, const Failure& failure) { cluster_->host(host).Fail(failure); }
+  // Why a host of several can't sum any more.
   std::optional<Failure> failure(int32_t host) const { return cluster_->host(host).failure(); }
   // Counts the sums that rank 0 had to tell the others, as they didn't expect them.
   uint64_t announcements() const { return cluster_->host(0).stats().order_messages; }
