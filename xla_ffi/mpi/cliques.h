@@ -1,9 +1,9 @@
-// Says which devices a communicator is for.
+// Tells of which clique, that is, for which devices, XLA makes a communicator.
 //
 // XLA makes a communicator for each clique of devices, and for each device in it. By MPI it tells only two numbers of
 // it, color and key, since in MPI all processes split at the same time. But XLA lets a program run on a part of the
-// processes, so we have to know the clique. XLA's function that calls MPI_Comm_split gets it: a virtual one, whose
-// place in the table a function of ours takes, which remembers the clique and calls XLA's.
+// processes, so we have to know the clique. XLA's function that calls MPI_Comm_split gets it: a virtual one, in
+// whose stead the table gets a function of ours, which remembers the clique and calls XLA's.
 #ifndef XLA_FFI_MPI_CLIQUES_H_
 #define XLA_FFI_MPI_CLIQUES_H_
 

@@ -36,13 +36,14 @@ Failure TooLate(const std::string& what, double waited_s) {
 }  // namespace
 
 struct Communicator::Gathering {
-  std::string what;  // for people: "all_reduce sum of float32[1024], call 7 of the 4 devices"
+  // For people: "all_reduce sum of float32[1024], call 7 of the 4 devices, from device 0 on, of ranks 0, 1".
+  std::string what;
   uint64_t number = 0;
   std::vector<Call> calls;  // by local device; of those that came
   std::vector<bool> came;
   size_t missing = 0;
   bool started = false;
-  bool summed = false;                  // by the collective
+  bool summed = false;                  // or exchanged, or failed
   bool done = false;                    // all outputs are written, or it has failed
   std::optional<Failure> failure;       // once it has started
   std::optional<HostSum> sum;           // the starter's
@@ -66,7 +67,7 @@ Communicator::Communicator(Server& server, Group group, int32_t rank)
   }
 }
 
-void Communicator::Join(int32_t index, uint64_t number, const Call& call) {
+void Communicator::Collect(int32_t index, uint64_t number, const Call& call) {
   const auto found = std::find(local_devices_.begin(), local_devices_.end(), index);
   assert(found != local_devices_.end());
   const auto local = static_cast<size_t>(found - local_devices_.begin());
@@ -74,17 +75,17 @@ void Communicator::Join(int32_t index, uint64_t number, const Call& call) {
 
   std::unique_lock lock(shared_->mutex);
   if (shared_->failure) throw Failed(*shared_->failure);
-  std::shared_ptr<Gathering>& place = shared_->gatherings[number];
-  if (!place) {
-    place = std::make_shared<Gathering>();
-    place->what = name + ", call " + std::to_string(number) + " of the " + group_.name;
-    place->number = number;
-    place->calls.resize(local_devices_.size());
-    place->came.resize(local_devices_.size());
-    place->missing = local_devices_.size();
-    place->Progress();
+  std::shared_ptr<Gathering>& known = shared_->gatherings[number];
+  if (!known) {
+    known = std::make_shared<Gathering>();
+    known->what = name + ", call " + std::to_string(number) + " of the " + group_.name;
+    known->number = number;
+    known->calls.resize(local_devices_.size());
+    known->came.resize(local_devices_.size());
+    known->missing = local_devices_.size();
+    known->Progress();
   }
-  const std::shared_ptr<Gathering> gathering = place;
+  const std::shared_ptr<Gathering> gathering = known;
   for (size_t other = 0; other < gathering->calls.size(); ++other) {
     if (!gathering->came[other] || gathering->calls[other].signature == call.signature) continue;
     const Failure failure{"ProgramMismatchError", "Devices of this host called different things as call " +

@@ -27,8 +27,8 @@ class Communicator {
   const Group& group() const { return group_; }
   int32_t size() const { return static_cast<int32_t>(group_.hosts.size()); }
 
-  // The call of this number of the local device with this index. Blocks until its output is there; throws Failed.
-  void Join(int32_t index, uint64_t number, const Call& call);
+  // Makes the call of this number of the local device with this index. Blocks until its output is there; throws Failed.
+  void Collect(int32_t index, uint64_t number, const Call& call);
 
  private:
   struct Shared;
@@ -60,7 +60,7 @@ class Device {
 
   int32_t index() const { return index_; }
   int32_t size() const { return communicator_->size(); }
-  void Collect(const Call& call) { communicator_->Join(index_, next_number_++, call); }
+  void Collect(const Call& call) { communicator_->Collect(index_, next_number_++, call); }
   PendingMessage Send(const void* data, size_t bytes, int32_t to, int32_t tag);
   PendingMessage Receive(void* data, size_t bytes, int32_t from, int32_t tag);
 

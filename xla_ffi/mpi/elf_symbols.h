@@ -17,9 +17,8 @@ struct ElfSymbol {
   bool is_code = false;
 };
 
-// Finds those of `names` that `file` defines: a library or program of 64 bits, but its bytes may be anything. Finds
-// nothing if it is none, or has no such table. Also finds all that begin with one of `beginnings`; their names are in
-// the file.
+// Finds those of `names` that `file` defines, and all that begin with one of `beginnings`, by names that lie in the
+// file. Finds nothing unless it is a library or program of 64 bits and has such a table; its bytes may be anything.
 std::map<std::string_view, ElfSymbol> FindSymbols(std::span<const uint8_t> file,
                                                   const std::set<std::string_view>& names,
                                                   std::span<const std::string_view> beginnings = {});

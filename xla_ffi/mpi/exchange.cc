@@ -32,13 +32,13 @@ std::vector<Run> RunsOf(const std::vector<int32_t>& hosts) {
   return runs;
 }
 
-// Counts the messages that aren't done.
-class Open {
+// Counts the messages that aren't done, and is done with the last of them.
+class Countdown {
  public:
-  Open(std::function<void()> progress, std::function<void(const Failure*)> done)
+  Countdown(std::function<void()> progress, std::function<void(const Failure*)> done)
       : progress_(std::move(progress)), done_(std::move(done)) {}
 
-  std::shared_ptr<Message> Add(const std::shared_ptr<Open>& self, std::span<uint8_t> bytes) {
+  std::shared_ptr<Message> Add(const std::shared_ptr<Countdown>& self, std::span<uint8_t> bytes) {
     const std::lock_guard lock(mutex_);
     ++count_;
     return std::make_shared<Message>(bytes, [self](const std::optional<Failure>& failure) { self->Done(failure); });
@@ -75,12 +75,12 @@ std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_
     if (run.host != own_host) others.emplace(run.host + (run.host < own_host ? int64_t{1} << 32 : 0), run.first);
     if (run.host == own_host && own_first < 0) own_first = run.first;
   }
-  const auto open = std::make_shared<Open>(std::move(progress), std::move(done));
+  const auto countdown = std::make_shared<Countdown>(std::move(progress), std::move(done));
   const auto post = [&](const Run& run, const auto& post_piece) {
     std::span<uint8_t> rest = whole.subspan(run.first * part, (run.end - run.first) * part);
     while (!rest.empty()) {
       const std::span<uint8_t> piece = rest.first(std::min(kPieceBytes, rest.size()));
-      post_piece(open->Add(open, piece));
+      post_piece(countdown->Add(countdown, piece));
       rest = rest.subspan(piece.size());
     }
   };
@@ -99,7 +99,7 @@ std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_
   } catch (const std::exception&) {
     failure = CurrentFailure("an exchange over the " + group.name);
   }
-  open->Done(failure);
+  countdown->Done(failure);
   return failure;
 }
 

@@ -1,4 +1,4 @@
-// How calls fail inside of this room. What XLA gets is an error code.
+// Calls fail inside of this room by throwing Failed. XLA gets an error code.
 #ifndef XLA_FFI_MPI_FAILED_H_
 #define XLA_FFI_MPI_FAILED_H_
 

@@ -130,8 +130,8 @@ HostSum Gather(const Layout& layout, void* into) {
   }
   if (!is_exchanged) std::memset(into, 0, words * 4);
   for (size_t k = 0; k < layout.calls.size(); ++k) {
-    auto* const place = static_cast<uint8_t*>(into) + static_cast<uint64_t>(layout.indices[k]) * layout.bytes();
-    std::memcpy(place, layout.calls[k].input, layout.bytes());
+    auto* const part = static_cast<uint8_t*>(into) + static_cast<uint64_t>(layout.indices[k]) * layout.bytes();
+    std::memcpy(part, layout.calls[k].input, layout.bytes());
   }
   SumInPlace(sum, DType::kInt32, words);
   sum.inputs = {into};

@@ -1,4 +1,4 @@
-// The sum of the hosts that a call becomes, with what this host does before and after it.
+// A call becomes a sum of the hosts, or an exchange between them, around which this host has work of its own.
 #ifndef XLA_FFI_MPI_HOST_SUM_H_
 #define XLA_FFI_MPI_HOST_SUM_H_
 

@@ -1,4 +1,4 @@
-// New memory for large arrays.
+// Large arrays ask the system for huge pages.
 #ifndef XLA_FFI_MPI_HUGE_PAGES_H_
 #define XLA_FFI_MPI_HUGE_PAGES_H_
 
@@ -21,7 +21,7 @@ inline void PreferHugePages(const void* data, size_t bytes) {
   madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // some systems have none
 }
 
-// Nothing is written to it yet.
+// Returns memory to which nothing is written yet.
 template <typename T>
 std::unique_ptr<T[]> NewMemory(size_t count) {
   auto memory = std::make_unique_for_overwrite<T[]>(count);

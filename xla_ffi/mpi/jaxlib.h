@@ -1,4 +1,4 @@
-// The jaxlib of this process: its file, and where that is in memory.
+// Finds the jaxlib of this process: its file, and where that is in memory.
 #ifndef XLA_FFI_MPI_JAXLIB_H_
 #define XLA_FFI_MPI_JAXLIB_H_
 

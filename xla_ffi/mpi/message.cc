@@ -13,6 +13,8 @@ void Message::Done(std::optional<Failure> failure) {
   if (when_done_) when_done_(failure_);
 }
 
+void Message::Drop() { Done(Failure{"PassingError", "A message was dropped before it was done."}); }
+
 bool Message::Wait(double timeout_s) {
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });

@@ -1,4 +1,4 @@
-// A message: bytes on their way from one device to another.
+// A message carries bytes from one device to another.
 #ifndef XLA_FFI_MPI_MESSAGE_H_
 #define XLA_FFI_MPI_MESSAGE_H_
 
@@ -25,11 +25,13 @@ class Message {
   Message(std::span<uint8_t> bytes, std::function<void(const std::optional<Failure>&)> when_done)
       : bytes_(bytes), when_done_(std::move(when_done)) {}
   Message(const Message&) = delete;
-  ~Message() { Done(Failure{"PassingError", "A message was dropped before it was done."}); }
+  ~Message() { Drop(); }
 
   std::span<uint8_t> bytes() const { return bytes_; }  // the channel's until it is done
   // The first call counts.
   void Done(std::optional<Failure> failure);
+  // Fails it unless it is done: nobody will finish it.
+  void Drop();
   // Returns false after timeout_s.
   bool Wait(double timeout_s);
   // Once done.

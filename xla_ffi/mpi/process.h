@@ -1,4 +1,4 @@
-// A process at XLA's MPI interface: its open communicators and messages, by their handles.
+// Keeps what XLA's MPI interface has open in this process: communicators and messages, by their handles.
 #ifndef XLA_FFI_MPI_PROCESS_H_
 #define XLA_FFI_MPI_PROCESS_H_
 

@@ -1,4 +1,5 @@
-// Python's side of XLA's MPI interface, as C++ sees it: it knows JAX's processes, and makes the groups of devices.
+// Python answers XLA's MPI interface what C++ can't: who JAX's processes are, which groups their devices form, and how
+// messages travel.
 #ifndef XLA_FFI_MPI_SERVER_H_
 #define XLA_FFI_MPI_SERVER_H_
 
@@ -14,10 +15,10 @@
 
 namespace passing::mpi {
 
-// The devices that XLA calls a clique, in the order of their keys.
+// The devices of one of XLA's cliques, in its order.
 struct Group {
   int64_t id = 0;
-  std::string name;            // for people: "devices 0-3 on hosts 0, 1"
+  std::string name;            // for people: "4 devices, from device 0 on, of ranks 0, 1"
   std::vector<int32_t> hosts;  // by the devices' indices, the ranks of their processes
   int32_t own_index = 0;       // of the device that asked
   std::shared_ptr<Collective> collective;
@@ -36,7 +37,7 @@ class Server {
   };
   virtual World Begin() = 0;
   virtual Group Split(int32_t color, int32_t key) = 0;
-  // These return at once. The message is finished later, from any thread, or when Python drops it.
+  // These return at once. The message is done later, from any thread, or when Python drops it.
   virtual void Send(int64_t group, int32_t own_index, int32_t to_index, int32_t tag,
                     std::shared_ptr<Message> message) = 0;
   virtual void Receive(int64_t group, int32_t own_index, int32_t from_index, int32_t tag,

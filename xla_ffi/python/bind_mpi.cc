@@ -54,7 +54,7 @@ class Request {
   explicit Request(std::shared_ptr<Message> message) : message_(std::move(message)) {}
   Request(Request&&) = default;
   ~Request() {
-    if (message_) message_->Done(Failure{"PassingError", "A message was dropped before it was done."});
+    if (message_) message_->Drop();
   }
   Message& message() { return *message_; }
 
