@@ -316,7 +316,7 @@ class MpiServer(Protocol):
     def split(
         self, color: int, key: int, devices: tuple[int, ...], /
     ) -> tuple[int, str, Sequence[int], int, Transport | LocalCollective, int, float]:
-        """Returns the group that this device is in: an id of 64 bits, a name for people, the rank of each device's
+        """Returns the group that this device is in: an id of 63 bits, a name for people, the rank of each device's
         process, the index of this device, what sums, how many hosts, and the deadline in seconds.
 
         `devices`: the ids of all devices of the group, in the order of their indices; empty if XLA didn't tell."""
@@ -346,4 +346,4 @@ def bind_mpi_late() -> str | None:
     Returns why it can't, or None. It also returns None where that has been done before."""
 
 def watch_cliques() -> str | None:
-    """Has XLA tell `MpiServer.split` the devices of a group, from then on. Returns why it can't, or None."""
+    """Has `MpiServer.split` be told the devices of a group, from then on. Returns why it can't, or None."""

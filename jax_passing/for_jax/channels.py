@@ -1,4 +1,4 @@
-"""Hosts send each other messages over connections of their own: XLA's permutations, all-to-alls and large gathers.
+"""Hosts send each other messages over connections of their own: XLA's ppermutes, all-to-alls and large all-gathers.
 
 A host listens on the address by which it reaches the switch, and calls each host to which it sends, when it first does.
 Where the job has a key, both ends prove it by TLS. Everywhere, a caller says first the token that the called host has
@@ -17,7 +17,7 @@ from typing import Any
 from jax_passing.config import address_text
 from jax_passing.errors import ClosedError, Failure, HostLostError
 from jax_passing.for_jax.connection import Connection
-from jax_passing.for_jax.frames import GROUP_MASK, REPLIES, Frame, FrameError, Kind
+from jax_passing.for_jax.frames import REPLIES, Frame, FrameError, Kind
 from jax_passing.for_jax.groups import Group
 from jax_passing.for_jax.matching import Ends, Matching, Request
 from jax_passing.host.loop import Loop
@@ -74,14 +74,14 @@ class Channels:
 
     def send(self, group: Group, own_index: int, to_index: int, tag: int, data: memoryview, request: Request) -> None:
         """Sends the bytes, which must stay as they are until the request is done."""
-        ends = Ends(group.hosts[to_index], group.id & GROUP_MASK, own_index, to_index, tag)
+        ends = Ends(group.hosts[to_index], group.id, own_index, to_index, tag)
         self._post(self._matching.send, ends, group.name, data, request)
 
     def receive(
         self, group: Group, own_index: int, from_index: int, tag: int, buffer: memoryview, request: Request
     ) -> None:
         """Receives as many bytes as the buffer has, which nobody else may use until the request is done."""
-        ends = Ends(group.hosts[from_index], group.id & GROUP_MASK, from_index, own_index, tag)
+        ends = Ends(group.hosts[from_index], group.id, from_index, own_index, tag)
         self._post(self._matching.receive, ends, group.name, buffer, request)
 
     def _post(

@@ -15,7 +15,6 @@ BYTES_MAX = 1 << 40
 SCRATCH_BYTES = 64 * 1024  # short frames are read together
 _HEADER = struct.Struct("<IIQQIIiIQ")
 HEADER_BYTES = _HEADER.size
-GROUP_MASK = (1 << 64) - 1  # of a group's id, which may have a sign
 
 
 class FrameError(ValueError):

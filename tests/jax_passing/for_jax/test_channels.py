@@ -18,7 +18,7 @@ from jax_passing.protocol import secure_channel
 from support.switch.in_process import until
 
 JOB, KEY = "job", bytes(range(32))
-GROUP = SimpleNamespace(id=-5, name="the devices of hosts 0 to 2", hosts=(0, 0, 1, 2))
+GROUP = SimpleNamespace(id=5, name="the devices of hosts 0 to 2", hosts=(0, 0, 1, 2))
 OF_RANK = (0, 2, 3)  # a device of each host
 MIB = 1 << 20
 
