@@ -39,6 +39,14 @@ def use_for_jax() -> None:
             f"This jaxlib doesn't take an MPI library any more: {why}. Call jax_passing.use_for_jax before `import "
             f"jax`, or set {FOR_JAX}=1 when Python starts."
         )
-    if (why := _native.watch_cliques()) is not None:
-        raise ConfigError(f"This jaxlib doesn't tell who makes its collectives: {why}. Try another version of jaxlib.")
+    watch_cliques()
     jax.config.update("jax_cpu_collectives_implementation", environment.MPI)
+
+
+def watch_cliques() -> None:
+    """Has XLA tell us from now on which devices make a collective. Raises ConfigError."""
+    if (why := _native.watch_cliques()) is not None:
+        raise ConfigError(
+            f"JAX's collectives can't go over the switch, as this jaxlib doesn't tell who makes them: {why}. Try "
+            "another version of jaxlib, or call jax_passing.psum."
+        )
