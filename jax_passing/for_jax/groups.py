@@ -1,4 +1,4 @@
-"""XLA's devices come together in groups, which it tells by the ids of their devices. This does no I/O."""
+"""The devices that make XLA's collectives together are a group, in XLA's words a clique. This does no I/O."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from jax_passing.errors import names
 
 @dataclass(frozen=True)
 class Group:
-    """These devices make collectives together.
+    """Some devices make collectives together.
 
     Attributes:
       id: 63 bits, the same in all processes.
@@ -32,7 +32,8 @@ def group(number: int, devices: Sequence[int], host_of: Mapping[int, int]) -> Gr
 
     Args:
       number: how many groups of the same devices there were before.
-      host_of: the ranks of devices' hosts.
+      devices: their ids.
+      host_of: by the id of a device, the rank of its host.
 
     Raises:
       ValueError: there is no such device.

@@ -48,7 +48,7 @@ class Once(Generic[T]):
 
 
 class Opening(Generic[T]):
-    """The session, and what goes with it: `open_session` makes it, and is called once."""
+    """One process has one. `open_session` opens the session, and is called once; it returns what goes with it, too."""
 
     def __init__(self, open_session: Callable[[], T]):
         self._session = Once(open_session)
@@ -56,15 +56,15 @@ class Opening(Generic[T]):
         self._is_over = threading.Event()
         self._rank, self._world_size = 0, 1
 
-    def begin(self, rank: int, world_size: int) -> None:
-        """JAX begins to make its devices."""
+    def listen(self, rank: int, world_size: int) -> None:
+        """Has this process open the session as soon as another one does. Call it before JAX has devices."""
         self._rank, self._world_size = rank, world_size
         if world_size > 1 and self._listener is None and not self._session.is_begun:
             self._listener = threading.Thread(target=self._listen, name="jax_passing opening", daemon=True)
             self._listener.start()
 
     def get(self) -> T:
-        """This process makes a collective."""
+        """Returns what `open_session` does, and tells the others to open theirs. Each collective calls this."""
         client = coordinator()
         if client is not None and not self._session.is_begun:
             client.key_value_set(_OPENS, "", allow_overwrite=True)
@@ -77,14 +77,14 @@ class Opening(Generic[T]):
                     self._session.get()
 
     def _is_told(self, key: str) -> bool:
-        """Waits a moment for that."""
+        """Returns whether a process has set this key; it waits a moment for that."""
         client = coordinator()
         try:
             if client is not None:
                 client.blocking_key_value_get(key, _LOOK_MS)
                 return True
-        except jax.errors.JaxRuntimeError as error:  # it isn't, or the coordinator is gone
-            log.debug("not told yet: %s", error)
+        except jax.errors.JaxRuntimeError as error:  # none has, or the coordinator is gone
+            log.debug("%s isn't told yet: %s", key, error)
         self._is_over.wait(0.05)
         return False
 
@@ -93,7 +93,7 @@ class Opening(Generic[T]):
         return self._session.is_begun
 
     def end(self) -> None:
-        """This process ends: it stays until no other one can open the session any more."""
+        """Keeps this process, which ends, until no other one can open the session any more."""
         if self._listener is None or self._is_over.is_set():
             return
         if not self._session.is_begun:

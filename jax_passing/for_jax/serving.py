@@ -1,4 +1,4 @@
-"""XLA's collectives on CPU need more than sums: groups of devices, messages, and somebody who explains a wait.
+"""XLA's collectives on CPU need more than sums: groups of devices, messages, and an explanation of long waits.
 
 C++ (xla_ffi/mpi) asks the server of this process, in XLA's threads.
 """
@@ -31,10 +31,10 @@ class Server:
         self._groups: dict[int, groups.Group] = {}
 
     def begin(self) -> tuple[int, int]:
-        """Returns this process's number, and how many there are. JAX has no devices yet. Raises ConfigError."""
+        """Returns this process's rank, and how many there are. JAX has no devices yet. Raises ConfigError."""
         watch_cliques()
         rank, world_size = rank_and_world_size()
-        self._opening.begin(rank, world_size)
+        self._opening.listen(rank, world_size)
         return rank, world_size
 
     # Groups.
@@ -56,7 +56,7 @@ class Server:
         with self._lock:
             number = self._splits[key, devices]
             self._splits[key, devices] += 1
-        made = groups.group(number, devices, shared.process_of)
+        made = groups.group(number, devices, shared.host_of)
         self._groups[made.id] = made
         collective = shared.collective(made.host_set)
         return made.id, made.name, made.hosts, key, collective, len(made.host_set), shared.session.settings.deadline_s
@@ -84,9 +84,9 @@ class Server:
         return failure.kind, failure.message
 
     def end(self) -> None:
-        """JAX ends, as Python does, after which nothing reaches this server. A session that is open sees to it that
-        what the program has dispatched is over by then; but the first collective may be on its way to open one, here
-        or in another process."""
+        """Waits, as JAX and Python end, until what the program has dispatched is over: nothing reaches this server
+        afterwards. A session that is open sees to that itself; but the first collective may be on its way to open one,
+        here or in another process."""
         if not self._opening.is_begun and process.backend_exists():
             with suppress(ConfigError):  # then collectives have failed at once
                 settings, _ = config.resolve({}, process_in_cluster=process.in_cluster)

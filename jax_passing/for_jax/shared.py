@@ -1,4 +1,4 @@
-"""The groups of devices of a process share its session, and what was made in it."""
+"""All groups of devices of a process share its session, its channels, and what sums over each set of hosts."""
 
 import threading
 from typing import Any
@@ -23,14 +23,14 @@ class Shared:
     """One process has one.
 
     Attributes:
-      process_of: by the id of a device of any process, the rank of that.
+      host_of: by the id of a device of any process, the rank of its host.
     """
 
     def __init__(self) -> None:
-        """Opens the session, unless one is open. All processes do so together. Raises PassingError."""
+        """Opens the session, unless one is open, and waits for all processes to do so. Raises PassingError."""
         self.session = init_for_jax(_check)
         session, settings = self.session, self.session.settings
-        self.process_of = {device.id: device.process_index for device in jax.devices("cpu")}
+        self.host_of = {device.id: device.process_index for device in jax.devices("cpu")}
         self._lock = threading.Lock()
         self._transports: dict[tuple[int, ...], Once[Any]] = {}
         self._control = session.control
@@ -43,9 +43,8 @@ class Shared:
         session.closers.append(self._close)
         try:
             address, ranks = self.channels.start(own_host), range(session.world_size)
-            alone = {0: address}
-            peers = alone if len(ranks) == 1 else told(_WHAT, address, ranks, JoinError, settings.join_deadline_s)
-            self.channels.set_peers(peers)
+            if len(ranks) > 1:
+                self.channels.set_peers(told(_WHAT, address, ranks, JoinError, settings.join_deadline_s))
         except BaseException as error:
             cause = session.error or error  # whoever is missing may have told why
             self.fail(_failure_of(cause))
@@ -75,7 +74,7 @@ class Shared:
         return None if error is None else _failure_of(error)
 
     def fail(self, failure: Failure) -> None:
-        """A call or a message can't go on: nothing of the session can."""
+        """Fails the session: where a call or a message can't go on, nothing can."""
         self.channels.fail(failure)
         if self._control is not None:
             control, ranks = self._control

@@ -18,7 +18,7 @@ KEPT_S = 3.0  # a call that goes on is told each second
 
 @dataclass(frozen=True)
 class Wait:
-    """A device of this host waits.
+    """A device waits in a call.
 
     Attributes:
       group: of devices.
@@ -49,7 +49,7 @@ class Waits:
           hosts: of the group.
           device: its index in the group.
         """
-        told = self._exchange(device, wait)
+        told = self._tell(device, wait)
         calls = {rank: {each.what for each in waits if _same_call(each, wait)} for rank, waits in told.items()}
         if wait.number >= 0 and len(set[str]().union(*calls.values())) > 1:
             who = "; ".join(
@@ -88,12 +88,12 @@ class Waits:
         texts += [f"{names(absent)} made no call that waits"] if absent else []
         return "; ".join(texts) or "All hosts of this group wait in it"
 
-    def _exchange(self, device: int, wait: Wait) -> dict[int, list[Wait]]:
-        """Returns what each host told last."""
+    def _tell(self, device: int, wait: Wait) -> dict[int, list[Wait]]:
+        """Tells the others what this host waits in. Returns what each host told last."""
         now = time.monotonic()
         with self._lock:
             self._own[wait.group, device] = wait, now
-            self._own = {place: (own, told) for place, (own, told) in self._own.items() if now - told < KEPT_S}
+            self._own = {key: (own, told) for key, (own, told) in self._own.items() if now - told < KEPT_S}
             mine = list(dict.fromkeys(own for own, _ in self._own.values()))
         client = coordinator()
         if client is None:

@@ -1,4 +1,4 @@
-"""A value is made once, by whichever thread comes first."""
+"""The session is opened once, by whichever thread comes first."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +11,11 @@ THREADS = 8
 
 
 def test_one_thread_makes_the_value_and_the_others_wait():
-    goes_on, calls = threading.Event(), []
+    begins, goes_on, calls = threading.Event(), threading.Event(), []
 
     def make():
-        calls.append(threading.get_ident())
+        calls.append(None)
+        begins.set()
         assert goes_on.wait(30)
         return object()
 
@@ -22,8 +23,7 @@ def test_one_thread_makes_the_value_and_the_others_wait():
     assert not once.is_begun
     with ThreadPoolExecutor(THREADS) as pool:
         found = [pool.submit(once.get) for _ in range(THREADS)]
-        while not calls:
-            pass
+        assert begins.wait(30)
         assert once.is_begun
         goes_on.set()
         values = {id(each.result(30)) for each in found}
@@ -46,6 +46,6 @@ def test_a_failure_stays():
 
 def test_a_process_without_others_waits_for_nobody_at_its_end():
     opening = Opening(object)
-    opening.begin(0, 1)
+    opening.listen(0, 1)
     opening.end()
     assert opening.get() is opening.get()
