@@ -109,7 +109,12 @@ whichever comes first. Programs without our sums stay as they were. Our own prim
 JAX's public functions; on TPU these primitives are also added to JAX's set
 `dispatch.prim_requires_devices_during_lowering` when a session begins.
 
-This page is made of the table in `jax_passing/_compat/patches.py`.
+[`use_for_jax`](../train/any_program.md) changes jaxlib in the memory of its process, not the file. If jaxlib is loaded
+already, its MPItrampoline is made to load a library anew (`xla_ffi/mpi/late_binding.h` says how). An entry in a table
+of virtual functions leads to a function of ours, which learns for which devices XLA makes a communicator
+(`xla_ffi/mpi/cliques.h`). Both can go when XLA lets a program bring collectives of its own.
+
+The table is made of the one in `jax_passing/_compat/patches.py`.
 
 | What is changed | Why | Since JAX | When it can go | What replaces it |
 |---|---|---|---|---|
