@@ -29,18 +29,7 @@ def value(process: "Process") -> str:
     return process.wait_for(r"^(?:value|raised) .*", 150)[0]
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "operation",
-        "kind",
-        "ring",
-        "dtype",
-        "exchange",
-        "exchange or sum",
-        "order",
-    ],
-)
+@pytest.mark.parametrize("kind", ["operation", "kind", "ring", "dtype", "exchange", "exchange or sum", "order"])
 def test_hosts_that_call_different_collectives(cluster: "Cluster", kind: str) -> None:
     for process in for_jax.start(cluster, "different.py", kind, hosts=3, env=DEADLINE):
         text = raised(process)

@@ -83,15 +83,6 @@ def test_collectives_that_differ() -> None:
         assert tell(followers, "error") == ["ProgramMismatchError"] * 2
 
 
-def test_a_program_on_a_part_of_the_devices() -> None:
-    """The group of a third host, which begins with the same device, comes afterwards."""
-    with started(3) as followers:
-        tell(followers, "jit_sum", arguments={"elements": 16, "of": "own"})  # all make their devices together
-        tell(followers[:2], "jit_sum", arguments={"elements": 16, "of": "a part"})
-        tell(followers, "jit_sum", arguments={"elements": 16})
-        assert tell(followers, "error") == [None] * 3
-
-
 def test_hosts_with_other_ranks_than_jax_has() -> None:
     with started(2, JAX_PASSING_RANK="0", JAX_PASSING_WORLD_SIZE="1") as followers:
         answers = ask(followers, {"do": "jit_sum", "arguments": {"elements": 16}}, LIMIT_S)
