@@ -1,4 +1,4 @@
-"""`use_for_jax`: has JAX's own collectives go through the switch, from inside of a program."""
+"""`use_for_jax` makes JAX's own collectives ours, from inside of a program."""
 
 import os
 
@@ -12,8 +12,8 @@ from jax_passing.for_jax import environment
 
 
 def use_for_jax() -> None:
-    """Has all collectives of JAX on CPU go through the switch: those that `jit` puts in, those of `jax.lax`, and those
-    of libraries.
+    """Has jax_passing carry out all collectives of JAX on CPU: those that `jit` puts in, those of `jax.lax`, and those
+    of libraries. Sums go through the switch, and what is only moved mostly from host to host.
 
     Call it in every process before `jax.distributed.initialize`. The session is opened by the first collective, with
     the settings that `jax_passing.init` finds; or call `init` yourself. docs/train/any_program.md tells what is summed
