@@ -13,8 +13,8 @@
 namespace passing::mpi {
 namespace {
 
-// The deadline counts from the last piece, so that no part is too long for it.
-constexpr size_t kPieceBytes = 16 << 20;
+// No message is longer. The deadline counts from the last one, so that no part is too long for it.
+constexpr size_t kLongestBytes = 16 << 20;
 
 // Devices of one host that follow one another: their parts lie together.
 struct Run {
@@ -76,24 +76,24 @@ std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_
     if (run.host == own_host && own_first < 0) own_first = run.first;
   }
   const auto countdown = std::make_shared<Countdown>(std::move(progress), std::move(done));
-  const auto post = [&](const Run& run, const auto& post_piece) {
+  const auto post = [&](const Run& run, const auto& post_message) {
     std::span<uint8_t> rest = whole.subspan(run.first * part, (run.end - run.first) * part);
     while (!rest.empty()) {
-      const std::span<uint8_t> piece = rest.first(std::min(kPieceBytes, rest.size()));
-      post_piece(countdown->Add(countdown, piece));
-      rest = rest.subspan(piece.size());
+      const std::span<uint8_t> bytes = rest.first(std::min(kLongestBytes, rest.size()));
+      post_message(countdown->Add(countdown, bytes));
+      rest = rest.subspan(bytes.size());
     }
   };
   std::optional<Failure> failure;
   try {
     for (const Run& run : runs) {
       if (run.host == own_host) continue;
-      post(run, [&](auto piece) { server.Receive(group.id, own_first, run.first, tag, std::move(piece)); });
+      post(run, [&](auto message) { server.Receive(group.id, own_first, run.first, tag, std::move(message)); });
     }
     for (const auto& [_, to] : others) {
       for (const Run& run : runs) {
         if (run.host != own_host) continue;
-        post(run, [&](auto piece) { server.Send(group.id, run.first, to, tag, std::move(piece)); });
+        post(run, [&](auto message) { server.Send(group.id, run.first, to, tag, std::move(message)); });
       }
     }
   } catch (const std::exception&) {

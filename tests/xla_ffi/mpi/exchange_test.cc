@@ -14,7 +14,7 @@ namespace {
 // The signature of a gather whose parts the hosts exchange.
 Signature Exchanged(DType dtype, uint64_t count) { return {Operation::kAllGather, Reduction::kNone, {dtype}, count}; }
 
-TEST(ExchangeTest, aLongPartGoesInPieces) {
+TEST(ExchangeTest, aLongPartTakesSeveralMessages) {
   Hosts hosts({0, 1});
   const size_t count = (16 << 20) + 3;
   std::vector<std::vector<uint8_t>> outputs(2, std::vector<uint8_t>(2 * count));
