@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 
@@ -55,17 +55,19 @@ class Opening(Generic[T]):
         self._listener: threading.Thread | None = None
         self._is_over = threading.Event()
         self._rank, self._world_size = 0, 1
+        self._client: Any = None
 
     def listen(self, rank: int, world_size: int) -> None:
-        """Has this process open the session as soon as another one does. Call it before JAX has devices."""
-        self._rank, self._world_size = rank, world_size
+        """Has this process open the session as soon as another one does. Call it before JAX has
+        devices, also when jax.distributed was initialized anew."""
+        self._rank, self._world_size, self._client = rank, world_size, coordinator()
         if world_size > 1 and self._listener is None and not self._session.is_begun:
             self._listener = threading.Thread(target=self._listen, name="jax_passing opening", daemon=True)
             self._listener.start()
 
     def get(self) -> T:
         """Returns what `open_session` does, and tells the others to open theirs. Each collective calls this."""
-        client = coordinator()
+        client = self._coordinator()
         if client is not None and not self._session.is_begun:
             client.key_value_set(_OPENS, "", allow_overwrite=True)
         return self._session.get()
@@ -76,9 +78,15 @@ class Opening(Generic[T]):
                 with contextlib.suppress(PassingError):  # a collective of this process raises it
                     self._session.get()
 
+    def _coordinator(self) -> Any:
+        """Returns None if jax.distributed is shut down, or on its way to be there anew: whoever asks a coordinator that
+        isn't connected yet is killed by it."""
+        client = coordinator()
+        return client if client is self._client else None
+
     def _is_told(self, key: str) -> bool:
         """Returns whether a process has set this key; it waits a moment for that."""
-        client = coordinator()
+        client = self._coordinator()
         try:
             if client is not None:
                 client.blocking_key_value_get(key, _LOOK_MS)
@@ -105,7 +113,7 @@ class Opening(Generic[T]):
         """The last process tells the one before it that it ends, and so on; the first one tells all."""
         if self._rank + 1 < self._world_size and not self._await(f"{_ENDED}{self._rank + 1}", until):
             return
-        client = coordinator()
+        client = self._coordinator()
         if client is None:
             return
         try:
@@ -116,6 +124,6 @@ class Opening(Generic[T]):
 
     def _await(self, key: str, until: float) -> bool:
         while not self._is_told(key):
-            if self._session.is_begun or coordinator() is None or time.monotonic() > until:
+            if self._session.is_begun or self._coordinator() is None or time.monotonic() > until:
                 return False
         return True

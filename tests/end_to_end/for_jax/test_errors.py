@@ -137,6 +137,12 @@ def test_a_host_that_dies_before_its_first_collective(cluster: "Cluster") -> Non
         process.wait_for(r"HostLostError: Rank 2 left .*: it stopped with AssertionError: the last host dies", 60)
 
 
+@pytest.mark.parametrize("way", [for_jax.OURS, for_jax.GLOO], ids=["ours", "gloo"])
+def test_jax_distributed_is_initialized_anew(cluster: "Cluster", way: dict[str, str]) -> None:
+    """Nobody may ask the new coordinator before this process has connected to it."""
+    finish(for_jax.start(cluster, "anew.py", way=way, env={**DEADLINE, "COORDINATOR_ANEW": free_address()}))
+
+
 def test_hosts_that_sum_over_different_devices(cluster: "Cluster") -> None:
     """To MPI the groups look the same where they have the same first device: their numbers must never meet."""
     *both, odd = for_jax.start(cluster, "different.py", "part and all", hosts=3, env=DEADLINE)
