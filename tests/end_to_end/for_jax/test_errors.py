@@ -52,8 +52,7 @@ def test_a_host_that_calls_once_more(cluster: "Cluster") -> None:
     raised(odd)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("kind", ["killed", "killed in an exchange"])
+@pytest.mark.parametrize("kind", [pytest.param("killed", marks=pytest.mark.smoke), "killed in an exchange"])
 def test_a_host_that_is_killed(cluster: "Cluster", kind: str) -> None:
     processes = for_jax.start(cluster, "different.py", kind, hosts=3, env=DEADLINE)
     for rank in (0, 2):
