@@ -104,23 +104,37 @@ class Opening(Generic[T]):
         """Keeps this process, which ends, until no other one can open the session any more."""
         if self._listener is None or self._is_over.is_set():
             return
-        if not self._session.is_begun:
-            self._await_others(time.monotonic() + DEADLINE_S)
+        try:
+            if not self._session.is_begun:
+                self._await_others(time.monotonic() + DEADLINE_S)
+        except BaseException:
+            self._tell_end()
+            raise
+        finally:
+            self._is_over.set()
+            self._listener.join(DEADLINE_S)  # opening has deadlines of its own
+
+    def interrupt(self) -> None:
+        """Ends at once: the others don't wait for this process."""
+        self._tell_end()
         self._is_over.set()
-        self._listener.join(DEADLINE_S)  # opening has deadlines of its own
 
     def _await_others(self, until: float) -> None:
         """The last process tells the one before it that it ends, and so on; the first one tells all."""
         if self._rank + 1 < self._world_size and not self._await(f"{_ENDED}{self._rank + 1}", until):
             return
+        if self._tell_end():
+            self._await(f"{_ENDED}0", until)
+
+    def _tell_end(self) -> bool:
         client = self._coordinator()
-        if client is None:
-            return
         try:
-            client.key_value_set(f"{_ENDED}{self._rank}", "", allow_overwrite=True)
-        except jax.errors.JaxRuntimeError:  # nobody is left to ask
-            return
-        self._await(f"{_ENDED}0", until)
+            if client is not None:
+                client.key_value_set(f"{_ENDED}{self._rank}", "", allow_overwrite=True)
+                return True
+        except jax.errors.JaxRuntimeError as error:
+            log.debug("nobody is left to be told: %s", error)
+        return False
 
     def _await(self, key: str, until: float) -> bool:
         while not self._is_told(key):

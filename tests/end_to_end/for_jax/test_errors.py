@@ -142,6 +142,16 @@ def test_jax_distributed_is_initialized_anew(cluster: "Cluster", way: dict[str, 
     finish(for_jax.start(cluster, "anew.py", way=way, env={**DEADLINE, "COORDINATOR_ANEW": free_address()}))
 
 
+def test_control_c_at_the_end(cluster: "Cluster") -> None:
+    """A process that waits for the others at its end, and is interrupted, lets them end."""
+    ends, other = for_jax.start(cluster, "some_hosts.py", "idle", env=DEADLINE)
+    ends.wait_for("^as expected$")
+    time.sleep(1)
+    ends.signal(signal.SIGINT)
+    for process in (ends, other):
+        assert process.wait(60) == 0, process.text
+
+
 def test_hosts_that_sum_over_different_devices(cluster: "Cluster") -> None:
     """To MPI the groups look the same where they have the same first device: their numbers must never meet."""
     *both, odd = for_jax.start(cluster, "different.py", "part and all", hosts=3, env=DEADLINE)

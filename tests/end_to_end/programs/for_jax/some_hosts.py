@@ -1,7 +1,9 @@
-"""A program that runs on a part of the hosts at a time: some_hosts.py first | last | dies. The last host ends early.
+"""A program that runs on a part of the hosts at a time: some_hosts.py first | last | dies | idle.
+
+The last host ends early.
 
 first: the session is opened by hosts of which the last isn't one; last: when it is ending already; dies: by an error,
-without which it would have a part in the first sum.
+without which it would have a part in the first sum; idle: no host sums, and the last one is late.
 """
 
 import os
@@ -43,7 +45,9 @@ def main() -> None:
     if sys.argv[1] == "dies":
         assert rank < hosts - 1, "the last host dies"
         check(devices)
-    if rank < hosts - 1:
+    if sys.argv[1] == "idle":
+        time.sleep(6 * rank)
+    elif rank < hosts - 1:
         time.sleep(2)  # the last host is ending
         for _ in range(3):
             check(devices[: 2 * own])
