@@ -170,6 +170,11 @@ class Failure:
         return _BY_KIND.get(self.kind, PassingError)(self.message)
 
 
+def failure_of(error: PassingError) -> Failure:
+    """Describes an exception, from which `Failure.exception` makes one that is alike."""
+    return Failure(type(error).__name__, str(error), getattr(error, "ranks", ()))
+
+
 def failure_in(text: str) -> Failure | None:
     """Finds "<Kind>: <message>" of one of our errors in the text of another error."""
     found = _KIND_IN_TEXT.search(text)

@@ -8,7 +8,7 @@ import jax
 from jax_passing import _native
 from jax_passing._compat import process
 from jax_passing.config import Settings
-from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, PassingError
+from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, PassingError, failure_of
 from jax_passing.for_jax.channels import Channels
 from jax_passing.for_jax.opening import Once
 from jax_passing.for_jax.waits import Waits
@@ -47,7 +47,7 @@ class Shared:
                 self.channels.set_peers(told(_WHAT, address, ranks, JoinError, settings.join_deadline_s))
         except BaseException as error:
             cause = session.error or error  # whoever is missing may have told why
-            self.fail(_failure_of(cause))
+            self.fail(_failure_of_any(cause))
             raise cause from None
 
     def collective(self, hosts: tuple[int, ...]) -> Any:
@@ -65,13 +65,13 @@ class Shared:
         try:
             return control.join_hosts(ranks, hosts)
         except BaseException as error:
-            self.fail(_failure_of(error))  # hosts that wait for this one elsewhere need not wait for the deadline
+            self.fail(_failure_of_any(error))  # hosts that wait for this one elsewhere need not wait for the deadline
             raise
 
     @property
     def failure(self) -> Failure | None:
         error = self.session.error
-        return None if error is None else _failure_of(error)
+        return None if error is None else failure_of(error)
 
     def fail(self, failure: Failure) -> None:
         """Fails the session: where a call or a message can't go on, nothing can."""
@@ -86,9 +86,9 @@ class Shared:
             self._loop.close()
 
 
-def _failure_of(error: BaseException) -> Failure:
+def _failure_of_any(error: BaseException) -> Failure:
     if isinstance(error, PassingError):
-        return Failure(type(error).__name__, str(error), getattr(error, "ranks", ()))
+        return failure_of(error)
     return Failure(PassingError.__name__, f"{type(error).__name__}: {error}")  # of the system, as of too many files
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from jax_passing import config, job_names
-from jax_passing.errors import Failure, PassingError
+from jax_passing.errors import Failure, PassingError, failure_of
 from jax_passing.host.membership import Membership
 from jax_passing.host.outside import HostOutside
 
@@ -59,7 +59,7 @@ class HostSet:
         self._on_joined(self)
 
     def not_joined(self, error: PassingError) -> None:
-        failure = self.of_job(Failure(type(error).__name__, str(error), getattr(error, "ranks", ())))
+        failure = self.of_job(failure_of(error))
         self._on_failed(failure.exception())
 
     def failed(self, membership: Membership, failure: Failure) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from jax_passing import config
-from jax_passing.errors import ConfigError, Failure, JoinError, PassingError, SwitchLostError
+from jax_passing.errors import ConfigError, Failure, JoinError, PassingError, SwitchLostError, failure_of
 from jax_passing.host import programs, stalls
 from jax_passing.host.outside import HostOutside, Transport
 from jax_passing.host.shard import Shard
@@ -136,8 +136,7 @@ class Membership:
     def not_joined(self, error: PassingError, source: Shard | None = None) -> None:
         """`source`: the switch that said so."""
         if not self._is_closed:
-            failure = Failure(type(error).__name__, str(error), getattr(error, "ranks", ()))
-            self._tell(failure, source)
+            self._tell(failure_of(error), source)
             self.close()
             self._owner.not_joined(error)
 
