@@ -67,8 +67,7 @@ class Opening(Generic[T]):
 
     def get(self) -> T:
         """Returns what `open_session` does, and tells the others to open theirs. Each collective calls this."""
-        client = self._coordinator()
-        if client is not None and not self._session.is_begun:
+        if not self._session.is_begun and (client := self._coordinator()) is not None:
             client.key_value_set(_OPENS, "", allow_overwrite=True)
         return self._session.get()
 
@@ -96,28 +95,22 @@ class Opening(Generic[T]):
         self._is_over.wait(0.05)
         return False
 
-    @property
-    def is_begun(self) -> bool:
-        return self._session.is_begun
-
-    def end(self) -> None:
-        """Keeps this process, which ends, until no other one can open the session any more."""
-        if self._listener is None or self._is_over.is_set():
-            return
+    def end(self, wait_for_own: Callable[[], None]) -> None:
+        """Keeps this process, which ends, until nobody can open the session any more: neither what this process has
+        dispatched, for which `wait_for_own` waits, nor another one. If that is interrupted, the others don't wait for
+        this process either."""
         try:
             if not self._session.is_begun:
+                wait_for_own()
+            if not (self._listener is None or self._is_over.is_set() or self._session.is_begun):
                 self._await_others(time.monotonic() + DEADLINE_S)
-        except BaseException:
+        except BaseException:  # Ctrl-C
             self._tell_end()
             raise
         finally:
             self._is_over.set()
-            self._listener.join(DEADLINE_S)  # opening has deadlines of its own
-
-    def interrupt(self) -> None:
-        """Ends at once: the others don't wait for this process."""
-        self._tell_end()
-        self._is_over.set()
+            if self._listener is not None:
+                self._listener.join(DEADLINE_S)  # opening has deadlines of its own
 
     def _await_others(self, until: float) -> None:
         """The last process tells the one before it that it ends, and so on; the first one tells all."""

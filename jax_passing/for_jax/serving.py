@@ -87,20 +87,19 @@ class Server:
         """Waits, as JAX and Python end, until what the program has dispatched is over: nothing reaches this server
         afterwards. A session that is open sees to that itself; but the first collective may be on its way to open one,
         here or in another process."""
-        try:
-            if not self._opening.is_begun and process.backend_exists():
-                with suppress(ConfigError):  # then collectives have failed at once
-                    settings, _ = config.resolve({}, process_in_cluster=process.in_cluster)
-                    limit_s = 3 * settings.join_deadline_s
-                    wait_for_arrays(time.monotonic() + limit_s, lambda: False)
-                    wait_for_executions(limit_s)
-        except BaseException:  # Ctrl-C
-            self._opening.interrupt()
-            raise
-        self._opening.end()
+        self._opening.end(_wait_for_dispatched)
         session = current()
         if session is not None:  # it may have been opened too late to be told of the end
             session.at_exit()
+
+
+def _wait_for_dispatched() -> None:
+    if process.backend_exists():
+        with suppress(ConfigError):  # then collectives have failed at once
+            settings, _ = config.resolve({}, process_in_cluster=process.in_cluster)
+            limit_s = 3 * settings.join_deadline_s
+            wait_for_arrays(time.monotonic() + limit_s, lambda: False)
+            wait_for_executions(limit_s)
 
 
 _native.serve_mpi(Server())

@@ -47,5 +47,5 @@ def test_a_failure_stays():
 def test_a_process_without_others_waits_for_nobody_at_its_end():
     opening = Opening(object)
     opening.listen(0, 1)
-    opening.end()
+    opening.end(lambda: None)
     assert opening.get() is opening.get()
