@@ -85,7 +85,7 @@ std::optional<std::string> WatchCliques() {
   const std::lock_guard lock(mutex);
   if (create.load()) return std::nullopt;
   const std::optional<Library> jaxlib = Jaxlib();
-  if (!jaxlib) return "jaxlib isn't loaded, or has no libjax_common.so";
+  if (!jaxlib) return kNoJaxlib;
   const MappedFile file(jaxlib->path);
   const auto symbols = FindSymbols(file.bytes(), {kTable, kDevices, kNumDevices}, kBeginnings);
   void* create_code = nullptr;

@@ -39,6 +39,7 @@ struct Library {
 
 // libjax_common.so, if it is loaded.
 std::optional<Library> Jaxlib();
+inline constexpr const char* kNoJaxlib = "jaxlib isn't loaded, or has no libjax_common.so";
 
 }  // namespace passing::mpi
 

@@ -41,7 +41,7 @@ std::optional<std::string> BindLate() {
     return std::string("MPITRAMPOLINE_DLOPEN_MODE is ") + mode + ", which would load a second copy of " + own;
   }
   const std::optional<Library> jaxlib = Jaxlib();
-  if (!jaxlib) return "jaxlib isn't loaded, or has no libjax_common.so";
+  if (!jaxlib) return kNoJaxlib;
   const MappedFile file(jaxlib->path);
   const auto symbols = FindSymbols(file.bytes(), {kInit, kDidInit, kInitThread});
   if (symbols.size() != 3) return jaxlib->path + " has no MPItrampoline, or its table of symbols was stripped";

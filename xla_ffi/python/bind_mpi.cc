@@ -98,7 +98,8 @@ bool IsOurs(nb::handle type) {
   return is_ours;
 }
 
-// What a signal's handler raises, as Ctrl-C does, is meant for the program: XLA's thread may be Python's main thread.
+// XLA's thread may be Python's main thread, and then a signal's handler, as that of Ctrl-C, raises here what is meant
+// for the program.
 void RaiseInProgram(nb::handle exception) {
   const auto raise = [](void* kept) {
     const nb::object raised = nb::steal(static_cast<PyObject*>(kept));
