@@ -283,8 +283,8 @@ class Session:
             self._control = None
 
     def at_exit(self) -> None:
-        # A script that died of an exception must not keep the others waiting for its sums. (At an interactive prompt
-        # last_value is any earlier mistake.)
+        """Shuts down as Python ends. A script that died of an exception doesn't keep others waiting for its sums."""
+        # At an interactive prompt last_value is any earlier mistake.
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if error is None and self.error is not None:
             log.warning("the session had failed: %s: %s", type(self.error).__name__, self.error)
