@@ -327,10 +327,14 @@ class MpiServer(Protocol):
     def receive(
         self, group: int, own_index: int, from_index: int, tag: int, buffer: memoryview, request: MpiRequest, /
     ) -> None: ...  # returns at once
-    def stalled(self, group: int, own_index: int, number: int, what: str, waited_s: float, /) -> tuple[str, str] | None:
-        """Is asked each second that a call waits. Returns a failure, (kind, message), to end it.
+    def moved_bytes(self) -> int:
+        """Is asked each second that a call waits. Returns how many bytes of messages have come and gone."""
 
-        `number`: counts the device's calls in the group from 0; -1 for a send or receive."""
+    def stalled(self, group: int, own_index: int, number: int, what: str, still_s: float, /) -> tuple[str, str] | None:
+        """Is asked then, too. Returns a failure, (kind, message), to end the call.
+
+        `number`: counts the device's calls in the group from 0; -1 for a send or receive. `still_s`: since the last
+        progress."""
 
     def end(self) -> None:
         """Returns once all that the program has begun is over. It is called when JAX ends, and once more when nothing

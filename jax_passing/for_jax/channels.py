@@ -106,6 +106,12 @@ class Channels:
         """Ends all connections, before the loop ends. Bounded in time."""
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
 
+    @property
+    def moved_bytes(self) -> int:
+        """Returns how many bytes have come from other hosts and gone to them. It never shrinks."""
+        connections = [*self._receivers.values(), *self._senders.values()]
+        return sum(connection.moved_bytes for connection in connections)
+
     def stats(self) -> dict[str, int]:
         return {
             "messages_sent": self._matching.sent_count,

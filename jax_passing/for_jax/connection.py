@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from jax_passing.for_jax.frames import Frame, FrameError, FrameReader
 
-PIECE_BYTES = 256 * 1024  # are given to asyncio at once, which copies what the kernel doesn't take
+PIECE_BYTES = 256 * 1024  # are given to asyncio at once
 UNSENT_BYTES = 512 * 1024  # in asyncio's buffer at most, and a piece
 
 
@@ -18,6 +18,7 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
       greeted: the first frame that came. It fails with OSError or FrameError.
       unsent: what is still to be sent.
+      moved_bytes: how many have come and gone while both ends converse.
     """
 
     def __init__(self, hello: Frame | None, unsent: "deque[memoryview] | None" = None):
@@ -28,6 +29,7 @@ class Connection(asyncio.BufferedProtocol):
             lambda done: done.cancelled() or done.exception()
         )  # somebody may not wait for it
         self.unsent = deque[memoryview]() if unsent is None else unsent
+        self.moved_bytes = 0
         self._transport: asyncio.Transport | None = None
         self._is_conversing = self._is_paused = self._is_stopped = False
         self._reader = FrameReader(self._no_memory, self._on_greeting)
@@ -101,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
+        self.moved_bytes += nbytes if self._is_conversing else 0
         try:
             self._reader.filled(nbytes)
         except FrameError as error:
@@ -145,4 +148,5 @@ class Connection(asyncio.BufferedProtocol):
             piece = self.unsent.popleft()
             if len(piece) > PIECE_BYTES:
                 self.unsent.appendleft(piece[PIECE_BYTES:])
+            self.moved_bytes += len(piece[:PIECE_BYTES])
             self._transport.write(piece[:PIECE_BYTES])

@@ -73,11 +73,14 @@ class Server:
 
     # Waits.
 
-    def stalled(self, group: int, own_index: int, number: int, what: str, waited_s: float) -> tuple[str, str] | None:
+    def moved_bytes(self) -> int:
+        return self._opening.get().channels.moved_bytes
+
+    def stalled(self, group: int, own_index: int, number: int, what: str, still_s: float) -> tuple[str, str] | None:
         """Returns why a call waits in vain, if that is known (`MpiServer.stalled`)."""
         shared = self._opening.get()
         wait = Wait(group, number, what)
-        failure = shared.failure or shared.waits.stalled(self._groups[group].host_set, own_index, wait, waited_s)
+        failure = shared.failure or shared.waits.stalled(self._groups[group].host_set, own_index, wait, still_s)
         if failure is None:
             return None
         shared.fail(failure)

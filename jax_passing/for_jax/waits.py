@@ -41,7 +41,7 @@ class Waits:
         self._own: dict[tuple[int, int], tuple[Wait, float]] = {}  # by group and device; with when it was told
         self._warned: set[Wait] = set()
 
-    def stalled(self, hosts: tuple[int, ...], device: int, wait: Wait, waited_s: float) -> Failure | None:
+    def stalled(self, hosts: tuple[int, ...], device: int, wait: Wait, still_s: float) -> Failure | None:
         """Tells the other hosts what a device of this one waits in. Returns why it waits in vain, if what they told
         shows it.
 
@@ -60,14 +60,14 @@ class Waits:
                 f"The hosts make different collectives where they have to make the same one: {who}. Run the same "
                 "program on all hosts, with the same shapes and dtypes.",
             )
-        if self._is_to_warn(wait, waited_s):
+        if self._is_to_warn(wait, still_s):
             others = self._others_text([rank for rank in hosts if rank != self._rank], wait, told)
-            log.warning("rank %d has waited %.1f s in %s. %s.", self._rank, waited_s, wait.what, others)
+            log.warning("rank %d has waited %.1f s without progress in %s. %s.", self._rank, still_s, wait.what, others)
         return None
 
-    def _is_to_warn(self, wait: Wait, waited_s: float) -> bool:
+    def _is_to_warn(self, wait: Wait, still_s: float) -> bool:
         with self._lock:
-            if waited_s < self._warn_s:
+            if still_s < self._warn_s:
                 if wait.number < 0:  # another message may be called the same
                     self._warned.discard(wait)
                 return False

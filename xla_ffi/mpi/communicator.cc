@@ -25,13 +25,40 @@ constexpr double kGrace_s = 2;
 // In place of a call's number.
 constexpr int64_t kMessage = -1;
 
-double Since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+// A device waits in a call. It looks now and then whether that is in vain.
+class Patience {
+ public:
+  Patience(Server& server, const Group& group, int32_t index, int64_t number, const std::string& what)
+      : server_(server), group_(group), index_(index), number_(number), what_(what) {}
 
-Failure TooLate(const std::string& what, double waited_s) {
-  return {"DeadlineExceededError", what + " has waited " + std::to_string(static_cast<int>(waited_s)) +
-                                       " s without progress. Other devices may have called something else, or a "
-                                       "process may hang: look at the logs of all hosts."};
-}
+  // Returns why to wait no longer, if so. `call_progress`: when the call itself went on last. Messages that move are
+  // progress for whoever waits: one that is to come may be behind them, and so may another device of this host be.
+  std::optional<Failure> Look(Clock::time_point call_progress = {}) {
+    try {
+      const uint64_t moved_bytes = server_.MovedBytes();
+      if (moved_bytes != moved_bytes_) progress_ = Clock::now();
+      moved_bytes_ = moved_bytes;
+      progress_ = std::max(progress_, call_progress);
+      const double still_s = std::chrono::duration<double>(Clock::now() - progress_).count();
+      std::optional<Failure> failure = server_.Stalled(group_.id, index_, number_, what_, still_s);
+      if (failure || still_s <= group_.deadline_s + kGrace_s) return failure;
+      return Failure{"DeadlineExceededError", what_ + " has waited " + std::to_string(static_cast<int>(still_s)) +
+                                                  " s without progress. Other devices may have called something else, "
+                                                  "or a process may hang: look at the logs of all hosts."};
+    } catch (const std::exception&) {
+      return CurrentFailure(what_);
+    }
+  }
+
+ private:
+  Server& server_;
+  const Group& group_;
+  const int32_t index_;
+  const int64_t number_;
+  const std::string& what_;
+  Clock::time_point progress_ = Clock::now();
+  uint64_t moved_bytes_ = 0;
+};
 
 }  // namespace
 
@@ -50,7 +77,6 @@ struct Communicator::Gathering {
   std::atomic<Clock::rep> progress{0};  // Clock's time of it
 
   void Progress() { progress = Clock::now().time_since_epoch().count(); }
-  double StillFor_s() const { return Since(Clock::time_point(Clock::duration(progress))); }
 };
 
 struct Communicator::Shared {
@@ -83,7 +109,6 @@ void Communicator::Collect(int32_t index, uint64_t number, const Call& call) {
     known->calls.resize(local_devices_.size());
     known->came.resize(local_devices_.size());
     known->missing = local_devices_.size();
-    known->Progress();
   }
   const std::shared_ptr<Gathering> gathering = known;
   for (size_t other = 0; other < gathering->calls.size(); ++other) {
@@ -137,9 +162,7 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
     if (!sum.parts.empty()) {
       const auto tag = static_cast<int32_t>((site ^ gathering->number) & INT32_MAX);  // hosts that differ never meet
       const int32_t own_host = group_.hosts[static_cast<size_t>(local_devices_[0])];
-      const auto failure = Exchange(
-          server_, group_, own_host, sum.parts, tag, [gathering] { gathering->Progress(); }, end);
-      if (failure) Fail(*failure);
+      if (const auto failure = Exchange(server_, group_, own_host, sum.parts, tag, end)) Fail(*failure);
       return;
     }
     sum.shape.site_name = gathering->what;
@@ -162,20 +185,12 @@ void Communicator::Wait(Gathering& gathering, int32_t index, bool starter) {
   const auto over = [&] {
     return starter ? gathering.summed : gathering.done || (shared_->failure && !gathering.started);
   };
-  const Clock::time_point begin = Clock::now();
+  Patience patience(server_, group_, index, static_cast<int64_t>(gathering.number), gathering.what);
   std::unique_lock lock(shared_->mutex);
   // Also after a failure: until the collective, or the server, says otherwise, it reads and writes the callers' memory.
   while (!shared_->changed.wait_for(lock, kLook, over)) {
     lock.unlock();
-    std::optional<Failure> failure;
-    try {
-      failure = server_.Stalled(group_.id, index, static_cast<int64_t>(gathering.number), gathering.what, Since(begin));
-    } catch (const std::exception&) {
-      failure = CurrentFailure(gathering.what);
-    }
-    const double still_s = gathering.StillFor_s();
-    if (!failure && still_s > group_.deadline_s + kGrace_s) failure = TooLate(gathering.what, still_s);
-    if (failure) Fail(*failure);
+    if (const auto failure = patience.Look(Clock::time_point(Clock::duration(gathering.progress)))) Fail(*failure);
     lock.lock();
   }
   if (starter) {
@@ -235,13 +250,9 @@ PendingMessage Device::Receive(void* data, size_t bytes, int32_t from, int32_t t
 }
 
 void PendingMessage::Wait() {
-  const Group& group = communicator_->group();
-  const Clock::time_point begin = Clock::now();
+  Patience patience(communicator_->server(), communicator_->group(), index_, kMessage, what_);
   while (!message_->Wait(std::chrono::duration<double>(kLook).count())) {
-    const double waited_s = Since(begin);
-    auto failure = communicator_->server().Stalled(group.id, index_, kMessage, what_, waited_s);
-    if (!failure && waited_s > group.deadline_s + kGrace_s) failure = TooLate(what_, waited_s);
-    if (failure) throw Failed(std::move(*failure));
+    if (auto failure = patience.Look()) throw Failed(std::move(*failure));
   }
   if (message_->failure()) throw Failed(*message_->failure());
   const std::span<uint8_t> bytes = message_->bytes();

@@ -13,9 +13,6 @@
 namespace passing::mpi {
 namespace {
 
-// No message is longer. The deadline counts from the last one, so that no part is too long for it.
-constexpr size_t kLongestBytes = 16 << 20;
-
 // Devices of one host that follow one another: their parts lie together.
 struct Run {
   int32_t host;
@@ -35,8 +32,7 @@ std::vector<Run> RunsOf(const std::vector<int32_t>& hosts) {
 // Counts the messages that aren't done, and is done with the last of them.
 class Countdown {
  public:
-  Countdown(std::function<void()> progress, std::function<void(const Failure*)> done)
-      : progress_(std::move(progress)), done_(std::move(done)) {}
+  explicit Countdown(std::function<void(const Failure*)> done) : done_(std::move(done)) {}
 
   std::shared_ptr<Message> Add(const std::shared_ptr<Countdown>& self, std::span<uint8_t> bytes) {
     const std::lock_guard lock(mutex_);
@@ -44,7 +40,6 @@ class Countdown {
     return std::make_shared<Message>(bytes, [self](const std::optional<Failure>& failure) { self->Done(failure); });
   }
   void Done(const std::optional<Failure>& failure) {
-    progress_();
     {
       const std::lock_guard lock(mutex_);
       if (failure && !failure_) failure_ = failure;
@@ -54,7 +49,6 @@ class Countdown {
   }
 
  private:
-  const std::function<void()> progress_;
   const std::function<void(const Failure*)> done_;
   std::mutex mutex_;
   size_t count_ = 1;  // the one who adds
@@ -64,7 +58,7 @@ class Countdown {
 }  // namespace
 
 std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_host, std::span<uint8_t> whole,
-                                int32_t tag, std::function<void()> progress, std::function<void(const Failure*)> done) {
+                                int32_t tag, std::function<void(const Failure*)> done) {
   const std::vector<Run> runs = RunsOf(group.hosts);
   const uint64_t part = whole.size() / group.hosts.size();
   // A host's first device stands for it. The hosts after this one come first, so that no host is sent to by all at
@@ -75,25 +69,18 @@ std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_
     if (run.host != own_host) others.emplace(run.host + (run.host < own_host ? int64_t{1} << 32 : 0), run.first);
     if (run.host == own_host && own_first < 0) own_first = run.first;
   }
-  const auto countdown = std::make_shared<Countdown>(std::move(progress), std::move(done));
-  const auto post = [&](const Run& run, const auto& post_message) {
-    std::span<uint8_t> rest = whole.subspan(run.first * part, (run.end - run.first) * part);
-    while (!rest.empty()) {
-      const std::span<uint8_t> bytes = rest.first(std::min(kLongestBytes, rest.size()));
-      post_message(countdown->Add(countdown, bytes));
-      rest = rest.subspan(bytes.size());
-    }
+  const auto countdown = std::make_shared<Countdown>(std::move(done));
+  const auto message_of = [&](const Run& run) {
+    return countdown->Add(countdown, whole.subspan(run.first * part, (run.end - run.first) * part));
   };
   std::optional<Failure> failure;
   try {
     for (const Run& run : runs) {
-      if (run.host == own_host) continue;
-      post(run, [&](auto message) { server.Receive(group.id, own_first, run.first, tag, std::move(message)); });
+      if (run.host != own_host) server.Receive(group.id, own_first, run.first, tag, message_of(run));
     }
     for (const auto& [_, to] : others) {
       for (const Run& run : runs) {
-        if (run.host != own_host) continue;
-        post(run, [&](auto message) { server.Send(group.id, run.first, to, tag, std::move(message)); });
+        if (run.host == own_host) server.Send(group.id, run.first, to, tag, message_of(run));
       }
     }
   } catch (const std::exception&) {

@@ -42,9 +42,12 @@ class Server {
                     std::shared_ptr<Message> message) = 0;
   virtual void Receive(int64_t group, int32_t own_index, int32_t from_index, int32_t tag,
                        std::shared_ptr<Message> message) = 0;
-  // Asked each second that a call waits. A failure ends it. `number`: of the call, or -1 for a message.
+  // How many bytes of messages have come and gone. Asked each second that a call waits.
+  virtual uint64_t MovedBytes() = 0;
+  // Asked then, too. A failure ends the call. `number`: of the call, or -1 for a message; `still_s`: since the last
+  // progress.
   virtual std::optional<Failure> Stalled(int64_t group, int32_t own_index, int64_t number, const std::string& what,
-                                         double waited_s) = 0;
+                                         double still_s) = 0;
   // Returns once all that the program has begun is over: JAX ends.
   virtual void End() = 0;
   // Runs work that may block. A caller may hold what other threads need, which is let go for so long.

@@ -189,10 +189,14 @@ class PythonServer final : public Server {
     });
   }
 
+  uint64_t MovedBytes() override {
+    return WithServer([](nb::handle server) { return nb::cast<uint64_t>(server.attr("moved_bytes")()); });
+  }
+
   std::optional<Failure> Stalled(int64_t group, int32_t own_index, int64_t number, const std::string& what,
-                                 double waited_s) override {
+                                 double still_s) override {
     return WithServer([&](nb::handle server) -> std::optional<Failure> {
-      nb::object failure = server.attr("stalled")(group, own_index, number, what, waited_s);
+      nb::object failure = server.attr("stalled")(group, own_index, number, what, still_s);
       if (failure.is_none()) return std::nullopt;
       return Failure{nb::cast<std::string>(failure[0]), nb::cast<std::string>(failure[1])};
     });

@@ -5,6 +5,7 @@ import random
 import socket
 import ssl
 import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -258,17 +259,36 @@ def test_whoever_knows_the_token_but_not_the_key_is_a_stranger(hosts, key):
     until(lambda: hosts[1].channels.stats()["strangers_dropped"] == 2)
 
 
-def test_a_host_that_sends_nonsense_is_lost(hosts, key, monkeypatch):
-    monkeypatch.setattr(channels_module, "GRACE_S", 0.01)
-    waits = hosts[1].receive(2, 0, 5)[0]
-    with socket.create_connection(("127.0.0.1", port(hosts[1])), timeout=20) as raw:
+@contextmanager
+def host_0_calls(called, key):
+    """Gives the stream on which host 0, as this test plays it, has greeted another one."""
+    with socket.create_connection(("127.0.0.1", port(called)), timeout=20) as raw:
         tls = None if key is None else secure_channel.context(key, server_side=False)
         name = secure_channel.server_name(JOB)
         stream = raw if tls is None else tls.wrap_socket(raw, server_hostname=name, suppress_ragged_eofs=True)
-        stream.sendall(Frame(Kind.HELLO, group=token(hosts[1]), source=0, target=1).encode())
+        stream.sendall(Frame(Kind.HELLO, group=token(called), source=0, target=1).encode())
         assert stream.recv(1000) == Frame(Kind.WELCOME).encode()
+        yield stream
+        stream.close()
+
+
+def test_each_part_of_a_message_is_progress(hosts, key):
+    hosts[1].receive(2, 0, 2 * MIB)
+    with host_0_calls(hosts[1], key) as stream:
+        stream.sendall(Frame(Kind.LONG, 1, GROUP.id, 0, 2, 0, 2 * MIB).encode())
+        assert stream.recv(1000) == Frame(Kind.GRANT, 1).encode()
+        stream.sendall(Frame(Kind.DATA, 1, size_bytes=2 * MIB).encode() + bytes(MIB))
+        until(lambda: hosts[1].channels.moved_bytes > MIB)
+    sent = hosts[1].send(2, 3, bytes(MIB))
+    assert hosts[2].receive(3, 2, MIB)[0].wait() == sent.wait() == ()
+    assert hosts[1].channels.moved_bytes > 2 * MIB
+
+
+def test_a_host_that_sends_nonsense_is_lost(hosts, key, monkeypatch):
+    monkeypatch.setattr(channels_module, "GRACE_S", 0.01)
+    waits = hosts[1].receive(2, 0, 5)[0]
+    with host_0_calls(hosts[1], key) as stream:
         stream.sendall(Frame(Kind.DATA, 1, size_bytes=1 << 30).encode())
         kind, message = waits.wait()
-        stream.close()
     assert kind == "HostLostError"
     assert "which weren't asked for" in message

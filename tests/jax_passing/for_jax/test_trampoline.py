@@ -54,7 +54,9 @@ class Server:
             target[:] = source
             request.done()
             others.done()
-    def stalled(self, group, own, number, what, waited_s):
+    def moved_bytes(self):
+        return 0
+    def stalled(self, group, own, number, what, still_s):
         if outcome.startswith("raises"):
             raise RAISED[outcome]
         return None

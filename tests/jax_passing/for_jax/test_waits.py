@@ -37,8 +37,8 @@ def host(rank, job="job"):
     return Waits(rank, job, warn_s=2.0)
 
 
-def stalled(waits, number, what, waited_s=1.0, group=GROUP, device=0):
-    return waits.stalled(HOSTS, device, Wait(group, number, what), waited_s)
+def stalled(waits, number, what, still_s=1.0, group=GROUP, device=0):
+    return waits.stalled(HOSTS, device, Wait(group, number, what), still_s)
 
 
 def test_hosts_in_the_same_call_wait_on():
@@ -92,11 +92,12 @@ def warnings(caplog):
 def test_a_long_wait_is_logged_once_with_what_the_others_told(warnings):
     stalled(host(1), 2, MAX)
     own = host(0)
-    for waited_s in (1.0, 2.0, 3.0):
+    for still_s in (1.0, 2.0, 3.0):
         for device in (0, 1):
-            stalled(own, 3, SUM, waited_s, device=device)
+            stalled(own, 3, SUM, still_s, device=device)
     assert warnings() == [
-        f"rank 0 has waited 2.0 s in {SUM}. rank 1 waited last in {MAX}; rank 2 made no call that waits."
+        f"rank 0 has waited 2.0 s without progress in {SUM}. "
+        f"rank 1 waited last in {MAX}; rank 2 made no call that waits."
     ]
 
 
@@ -104,17 +105,17 @@ def test_all_hosts_may_wait_in_one_call(warnings):
     for rank in (1, 2):
         stalled(host(rank), 3, SUM)
     stalled(host(0), 3, SUM, 2.0)
-    assert warnings() == [f"rank 0 has waited 2.0 s in {SUM}. All hosts of this group wait in it."]
+    assert warnings() == [f"rank 0 has waited 2.0 s without progress in {SUM}. All hosts of this group wait in it."]
 
 
 def test_each_message_that_waits_is_logged_with_the_others(warnings):
     stalled(host(1), -1, "send of 4 bytes")
     stalled(host(2), 2, MAX)
     own = host(0)
-    for waited_s in (2.0, 3.0, 1.0, 2.0):  # two messages of the same size, one after the other
-        stalled(own, -1, "receive of 4 bytes", waited_s)
+    for still_s in (2.0, 3.0, 1.0, 2.0):  # two messages of the same size, one after the other
+        stalled(own, -1, "receive of 4 bytes", still_s)
     others = f"rank 1 waited last in send of 4 bytes; rank 2 waited last in {MAX}."
-    assert warnings() == [f"rank 0 has waited 2.0 s in receive of 4 bytes. {others}"] * 2
+    assert warnings() == [f"rank 0 has waited 2.0 s without progress in receive of 4 bytes. {others}"] * 2
 
 
 def test_without_a_coordinator_nothing_is_compared(coordinator, monkeypatch):

@@ -152,6 +152,21 @@ TEST(CommunicatorFailuresTest, nobodySendsUntilTheDeadline) {
   EXPECT_EQ(hosts.server.stalls[0].first, -1);
 }
 
+TEST(CommunicatorFailuresTest, nobodyIsTooLateWhileMessagesMove) {
+  Hosts hosts({0, 0, 0}, 0);
+  hosts.server.moving_looks = 100;
+  ExpectSuccess(hosts.Run([&](Device& device) {
+    int32_t word = device.index();
+    if (device.index() == 0) device.Receive(&word, sizeof(word), 1, 0).Wait();
+    if (device.index() == 1) {
+      while (hosts.server.looks < 8) std::this_thread::sleep_for(std::chrono::milliseconds(10));  // of two, each second
+      device.Send(&word, sizeof(word), 0, 0).Wait();
+    }
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kInt32}, 1}, &word, &word});
+    EXPECT_EQ(word, 1 + 1 + 2);
+  }));
+}
+
 TEST(CommunicatorFailuresTest, refusesWhatHasNoMeaning) {
   Hosts hosts({0, 0});
   auto failures = hosts.Run([](Device& device) { device.Send(&device, 1, 2, 0); });

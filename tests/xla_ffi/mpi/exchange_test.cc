@@ -1,7 +1,6 @@
 // Hosts exchange what is gathered, if it is much.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -13,20 +12,6 @@ namespace {
 
 // The signature of a gather whose parts the hosts exchange.
 Signature Exchanged(DType dtype, uint64_t count) { return {Operation::kAllGather, Reduction::kNone, {dtype}, count}; }
-
-TEST(ExchangeTest, aLongPartTakesSeveralMessages) {
-  Hosts hosts({0, 1});
-  const size_t count = (16 << 20) + 3;
-  std::vector<std::vector<uint8_t>> outputs(2, std::vector<uint8_t>(2 * count));
-  ExpectSuccess(hosts.Run([&](Device& device) {
-    const std::vector<uint8_t> input(count, static_cast<uint8_t>(1 + device.index()));
-    device.Collect({Exchanged(DType::kUint8, count), input.data(), outputs[device.index()].data()});
-  }));
-  std::vector<uint8_t> expected(2 * count, 1);
-  std::fill_n(expected.begin() + count, count, uint8_t{2});
-  for (const auto& output : outputs) EXPECT_TRUE(output == expected);
-  EXPECT_EQ(hosts.server.sent_bytes, 2 * count);
-}
 
 TEST(ExchangeTest, exchangesThatDifferNeverMeet) {
   const size_t count = 50'000;

@@ -42,6 +42,7 @@ class TestServer : public Server {
                std::shared_ptr<Message> received) override {
     Match(from_index, own_index, tag, std::move(received), false);
   }
+  uint64_t MovedBytes() override { return std::min<uint64_t>(++looks, moving_looks); }
   std::optional<Failure> Stalled(int64_t, int32_t, int64_t number, const std::string& name, double) override {
     const std::lock_guard lock(mutex_);
     stalls.emplace_back(number, name);
@@ -61,6 +62,8 @@ class TestServer : public Server {
   std::optional<Failure> stall_failure;  // ends all messages, too
   std::optional<Failure> refusal;        // of what is to be sent
   std::atomic<size_t> sent_bytes = 0;
+  std::atomic<uint64_t> looks = 0;  // of all that wait
+  uint64_t moving_looks = 0;        // so many of them find that messages have moved
   bool stall_throws = false;
 
  private:
