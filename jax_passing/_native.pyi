@@ -302,6 +302,22 @@ class MpiRequest:
     def done(self, kind: str, message: str) -> None: ...
 
 @type_check_only
+class MpiGroup(Protocol):
+    """Devices that make collectives together: `id` has 63 bits, `name` is for people, `hosts` are the ranks of the
+    devices' processes, and `collective` sums over these."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def hosts(self) -> Sequence[int]: ...
+    @property
+    def collective(self) -> Transport | LocalCollective: ...
+    @property
+    def deadline_s(self) -> float: ...
+
+@type_check_only
 class MpiServer(Protocol):
     """What XLA's collectives on CPU ask, through MPI: xla_ffi/mpi/server.h.
 
@@ -313,11 +329,8 @@ class MpiServer(Protocol):
     def begin(self) -> tuple[int, int]:
         """Returns this process's rank, and how many there are."""
 
-    def split(
-        self, color: int, key: int, devices: tuple[int, ...], /
-    ) -> tuple[int, str, Sequence[int], int, Transport | LocalCollective, int, float]:
-        """Returns the group that this device is in: an id of 63 bits, a name for people, the rank of each device's
-        process, the index of this device, what sums, how many hosts, and the deadline in seconds.
+    def split(self, color: int, key: int, devices: tuple[int, ...], /) -> MpiGroup:
+        """Returns the group that this device is in, where its index is `key`.
 
         `devices`: the ids of all devices of the group, in the order of their indices; empty if XLA didn't tell."""
 

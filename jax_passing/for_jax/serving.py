@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax_passing import _native, config
 from jax_passing._compat import process
@@ -19,6 +19,16 @@ from jax_passing.for_jax.use_for_jax import watch_cliques
 from jax_passing.for_jax.waits import Wait
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
 from jax_passing.host.session import current
+
+
+class Split(NamedTuple):
+    """A group as C++ has it (`MpiGroup`)."""
+
+    id: int
+    name: str
+    hosts: tuple[int, ...]
+    collective: Any
+    deadline_s: float
 
 
 class Server:
@@ -39,9 +49,7 @@ class Server:
 
     # Groups.
 
-    def split(
-        self, color: int, key: int, devices: tuple[int, ...]
-    ) -> tuple[int, str, tuple[int, ...], int, Any, int, float]:
+    def split(self, color: int, key: int, devices: tuple[int, ...]) -> Split:
         """Returns the group of a device (`MpiServer.split`). Waits for the session and for all hosts of the group.
 
         Raises PassingError.
@@ -59,7 +67,7 @@ class Server:
         made = groups.group(number, devices, shared.host_of)
         self._groups[made.id] = made
         collective = shared.collective(made.host_set)
-        return made.id, made.name, made.hosts, key, collective, len(made.host_set), shared.session.settings.deadline_s
+        return Split(made.id, made.name, made.hosts, collective, shared.session.settings.deadline_s)
 
     # Messages.
 

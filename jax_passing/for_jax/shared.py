@@ -16,8 +16,6 @@ from jax_passing.host.init import init_for_jax
 from jax_passing.host.loop import Loop
 from jax_passing.host.processes import told
 
-_WHAT = "a program whose collectives go over the switch (jax_passing.use_for_jax)"
-
 
 class Shared:
     """One process has one.
@@ -44,7 +42,8 @@ class Shared:
         try:
             address, ranks = self.channels.start(own_host), range(session.world_size)
             if len(ranks) > 1:
-                self.channels.set_peers(told(_WHAT, address, ranks, JoinError, settings.join_deadline_s))
+                what = "their first collective (jax_passing.use_for_jax)"
+                self.channels.set_peers(told(what, address, ranks, JoinError, settings.join_deadline_s))
         except BaseException as error:
             cause = session.error or error  # whoever is missing may have told why
             self.fail(_failure_of_any(cause))

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <mutex>
 #include <optional>
+#include <set>
 
 #include "ffi/hash.h"
 #include "mpi/exchange.h"
@@ -91,6 +92,7 @@ Communicator::Communicator(Server& server, Group group, int32_t rank)
   for (int32_t index = 0; index < size(); ++index) {
     if (group_.hosts[index] == rank) local_devices_.push_back(index);
   }
+  host_count_ = static_cast<int32_t>(std::set(group_.hosts.begin(), group_.hosts.end()).size());
 }
 
 void Communicator::Collect(int32_t index, uint64_t number, const Call& call) {
@@ -158,7 +160,7 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
     const Signature& signature = gathering->calls[0].signature;
     const uint64_t site = SiteOf(gathering->number, NameOf(signature));
     if (signature.count == 0) return end(nullptr);
-    HostSum& sum = gathering->sum.emplace(Prepare(gathering->calls, local_devices_, size(), group_.host_count));
+    HostSum& sum = gathering->sum.emplace(Prepare(gathering->calls, local_devices_, size(), host_count_));
     if (!sum.parts.empty()) {
       const auto tag = static_cast<int32_t>((site ^ gathering->number) & INT32_MAX);  // hosts that differ never meet
       const int32_t own_host = group_.hosts[static_cast<size_t>(local_devices_[0])];

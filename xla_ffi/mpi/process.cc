@@ -61,15 +61,14 @@ abi::Handle Process::Split(int32_t color, int32_t key) {
   try {
     const Server::World own = world();
     Group group = server_.Split(color, key);
-    const int32_t index = group.own_index;
-    if (group.hosts.at(static_cast<size_t>(index)) != own.rank) {
-      throw Failed("PassingError", "The group of a device of this process names another one.");
+    if (key < 0 || static_cast<size_t>(key) >= group.hosts.size() || group.hosts[key] != own.rank) {
+      throw Failed("PassingError", "The group of a device of this process doesn't have it.");
     }
     const std::lock_guard lock(mutex_);
     std::weak_ptr<Communicator>& known = communicators_[group.id];
     std::shared_ptr<Communicator> communicator = known.lock();
     if (!communicator) known = communicator = std::make_shared<Communicator>(server_, std::move(group), own.rank);
-    opened.device = std::make_shared<Device>(std::move(communicator), index);
+    opened.device = std::make_shared<Device>(std::move(communicator), key);
   } catch (const std::exception&) {
     opened.failure = CurrentFailure("MPI_Comm_split");
   }

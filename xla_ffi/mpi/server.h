@@ -20,9 +20,7 @@ struct Group {
   int64_t id = 0;
   std::string name;            // for people: "4 devices, from device 0 on, of ranks 0, 1"
   std::vector<int32_t> hosts;  // by the devices' indices, the ranks of their processes
-  int32_t own_index = 0;       // of the device that asked
   std::shared_ptr<Collective> collective;
-  int32_t host_count = 1;
   double deadline_s = 60;
 };
 
@@ -36,6 +34,7 @@ class Server {
     int32_t size = 1;
   };
   virtual World Begin() = 0;
+  // The group of a device, whose index in it is `key`.
   virtual Group Split(int32_t color, int32_t key) = 0;
   // These return at once. The message is done later, from any thread, or when Python drops it.
   virtual void Send(int64_t group, int32_t own_index, int32_t to_index, int32_t tag,

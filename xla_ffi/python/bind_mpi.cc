@@ -8,7 +8,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -159,17 +158,11 @@ class PythonServer final : public Server {
   Group Split(int32_t color, int32_t key) override {
     return WithServer([&](nb::handle server) {
       nb::object made = server.attr("split")(color, key, nb::tuple(nb::cast(CliqueOfThread(color))));
-      Group group{.id = nb::cast<int64_t>(made[0]),
-                  .name = nb::cast<std::string>(made[1]),
-                  .hosts = nb::cast<std::vector<int32_t>>(made[2]),
-                  .own_index = nb::cast<int32_t>(made[3]),
-                  .collective = CollectiveOf(made[4]),
-                  .host_count = nb::cast<int32_t>(made[5]),
-                  .deadline_s = nb::cast<double>(made[6])};
-      if (group.own_index < 0 || static_cast<size_t>(group.own_index) >= group.hosts.size()) {
-        throw std::invalid_argument("own_index isn't in the group");
-      }
-      return group;
+      return Group{.id = nb::cast<int64_t>(made.attr("id")),
+                   .name = nb::cast<std::string>(made.attr("name")),
+                   .hosts = nb::cast<std::vector<int32_t>>(made.attr("hosts")),
+                   .collective = CollectiveOf(made.attr("collective")),
+                   .deadline_s = nb::cast<double>(made.attr("deadline_s"))};
     });
   }
 

@@ -25,10 +25,9 @@ def session(monkeypatch):
 def test_each_group_of_the_same_devices_is_another_one(session):
     server, devices = serving.Server(), tuple(device.id for device in jax.devices()[:2])
     splits = [server.split(devices[0], key, devices) for key in (0, 1, 1, 0)]
-    (first, again, other, too) = (made[0] for made in splits)
+    (first, again, other, too) = (made.id for made in splits)
     assert first == again != other == too
-    assert [made[3] for made in splits] == [0, 1, 1, 0]
-    assert all(isinstance(made[4], _native.LocalCollective) for made in splits)
+    assert all(isinstance(made.collective, _native.LocalCollective) for made in splits)
 
 
 def test_a_host_that_cannot_listen_for_messages_fails_the_session(session):

@@ -12,7 +12,7 @@ from jax_passing import _native
 
 # One process of jax.distributed, whose two devices are all there are. A server in Python answers for them.
 PROGRAM = """
-import os, sys, threading, time
+import os, sys, threading, time, types
 moment, port, outcome = sys.argv[1:]
 if moment == "late":
     del os.environ["MPITRAMPOLINE_LIB"]
@@ -37,7 +37,8 @@ class Server:
         if outcome == "leaves":
             time.sleep(3)
         assert devices == (0, 1) and color == 0, (color, devices)
-        return color, "both devices", [0, 0], key, self.local, 1, 30.0
+        group = {"id": color, "name": "both devices", "hosts": [0, 0], "collective": self.local, "deadline_s": 30.0}
+        return types.SimpleNamespace(**group)
     def send(self, group, own, to, tag, data, request):
         self.meet((group, own, to, tag), data, request)
     def receive(self, group, own, origin, tag, buffer, request):

@@ -130,7 +130,7 @@ class Broken : public Collective {
 
 TEST(CommunicatorFailuresTest, whatCannotStartFailsAllDevices) {
   TestServer server;
-  Group group{.id = 1, .name = "two", .hosts = {0, 0}, .own_index = 0, .collective = std::make_shared<Broken>()};
+  Group group{.id = 1, .name = "two", .hosts = {0, 0}, .collective = std::make_shared<Broken>()};
   const auto communicator = std::make_shared<Communicator>(server, group, 0);
   const auto fails = [&](int32_t index) {
     float one = 1;

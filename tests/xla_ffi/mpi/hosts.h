@@ -97,9 +97,7 @@ class Hosts {
       Group group{.id = 77,
                   .name = "test's devices",
                   .hosts = hosts_,
-                  .own_index = 0,
                   .collective = {},
-                  .host_count = host_count,
                   .deadline_s = deadline_s};
       if (cluster_) {
         group.collective = std::shared_ptr<Collective>(std::shared_ptr<void>(), &cluster_->host(host));

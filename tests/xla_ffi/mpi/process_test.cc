@@ -18,15 +18,13 @@ class OneHost : public TestServer {
     if (!begins) throw Failed("ConfigError", "no jax.distributed");
     return {.rank = 3, .size = 5};
   }
-  Group Split(int32_t color, int32_t key) override {
+  Group Split(int32_t color, int32_t) override {
     if (color == -1) throw Failed("HostLostError", "rank 2 is missing");
     if (color < 0) throw std::runtime_error("no group");
     return {.id = color,
             .name = "devices",
             .hosts = {3, 3},
-            .own_index = key,
             .collective = std::make_shared<LocalCollective>(),
-            .host_count = 1,
             .deadline_s = 5};
   }
   bool begins = true;
@@ -62,6 +60,9 @@ TEST(ProcessTest, aFailedSplitFailsEachCall) {
   const abi::Handle handle = process.Split(-1, 0);
   const int code = process.Guarded("MPI_Allreduce", [&] { process.DeviceOf(handle); });
   EXPECT_EQ(process.codes().TextOf(code), "HostLostError: rank 2 is missing");
+  const abi::Handle none = process.Split(1, 2);
+  EXPECT_EQ(process.codes().TextOf(process.Guarded("MPI_Allreduce", [&] { process.DeviceOf(none); })),
+            "PassingError: The group of a device of this process doesn't have it.");
   const abi::Handle other = process.Split(-2, 0);
   EXPECT_EQ(process.codes().TextOf(process.Guarded("MPI_Allreduce", [&] { process.DeviceOf(other); })),
             "PassingError: MPI_Comm_split: no group");
