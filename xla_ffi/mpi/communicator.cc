@@ -13,8 +13,8 @@
 #include "ffi/hash.h"
 #include "mpi/exchange.h"
 #include "mpi/failed.h"
-#include "mpi/host_sum.h"
 #include "mpi/huge_pages.h"
+#include "mpi/work.h"
 
 namespace passing::mpi {
 namespace {
@@ -71,10 +71,10 @@ struct Communicator::Gathering {
   std::vector<bool> came;
   size_t missing = 0;
   bool started = false;
-  bool summed = false;                  // or exchanged, or failed
+  bool ended = false;                   // the sum or exchange, or it has failed
   bool done = false;                    // all outputs are written, or it has failed
   std::optional<Failure> failure;       // once it has started
-  std::optional<HostSum> sum;           // the starter's
+  std::optional<Work> work;             // the starter's
   std::atomic<Clock::rep> progress{0};  // Clock's time of it
 
   void Progress() { progress = Clock::now().time_since_epoch().count(); }
@@ -153,26 +153,26 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
   const auto end = [shared = shared_, gathering](const Failure* failure) {
     const std::lock_guard lock(shared->mutex);
     if (failure) gathering->failure = *failure;
-    gathering->summed = true;
+    gathering->ended = true;
     shared->changed.notify_all();
   };
   try {
     const Signature& signature = gathering->calls[0].signature;
     const uint64_t site = SiteOf(gathering->number, NameOf(signature));
     if (signature.count == 0) return end(nullptr);
-    HostSum& sum = gathering->sum.emplace(Prepare(gathering->calls, local_devices_, size(), host_count_));
-    if (!sum.parts.empty()) {
+    Work& work = gathering->work.emplace(WorkFor(gathering->calls, local_devices_, size(), host_count_));
+    if (!work.parts.empty()) {
       const auto tag = static_cast<int32_t>((site ^ gathering->number) & INT32_MAX);  // hosts that differ never meet
       const int32_t own_host = group_.hosts[static_cast<size_t>(local_devices_[0])];
-      if (const auto failure = Exchange(server_, group_, own_host, sum.parts, tag, end)) Fail(*failure);
+      if (const auto failure = Exchange(server_, group_, own_host, work.parts, tag, end)) Fail(*failure);
       return;
     }
-    sum.shape.site_name = gathering->what;
+    work.shape.site_name = gathering->what;
     group_.collective->Start({
         .key = {.site = site, .execution = 0, .step = static_cast<uint32_t>(gathering->number)},
-        .shape = std::make_shared<SumShape>(sum.shape),
-        .inputs = sum.inputs,
-        .outputs = sum.outputs,
+        .shape = std::make_shared<SumShape>(work.shape),
+        .inputs = work.inputs,
+        .outputs = work.outputs,
         .done = end,
         .written = [gathering](uint64_t) { gathering->Progress(); },
     });
@@ -185,7 +185,7 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
 
 void Communicator::Wait(Gathering& gathering, int32_t index, bool starter) {
   const auto over = [&] {
-    return starter ? gathering.summed : gathering.done || (shared_->failure && !gathering.started);
+    return starter ? gathering.ended : gathering.done || (shared_->failure && !gathering.started);
   };
   Patience patience(server_, group_, index, static_cast<int64_t>(gathering.number), gathering.what);
   std::unique_lock lock(shared_->mutex);
@@ -196,12 +196,12 @@ void Communicator::Wait(Gathering& gathering, int32_t index, bool starter) {
     lock.lock();
   }
   if (starter) {
-    if (!gathering.failure && gathering.sum && gathering.sum->finish) {
+    if (!gathering.failure && gathering.work && gathering.work->finish) {
       lock.unlock();
-      gathering.sum->finish();
+      gathering.work->finish();
       lock.lock();
     }
-    gathering.sum.reset();
+    gathering.work.reset();
     if (gathering.failure && !shared_->failure) shared_->failure = gathering.failure;
     gathering.done = true;
     shared_->changed.notify_all();

@@ -44,7 +44,7 @@ class Communicator {
 
   Server& server_;
   const Group group_;
-  std::vector<int32_t> local_devices_;    // their indices
+  std::vector<int32_t> local_devices_;  // their indices
   int32_t host_count_ = 1;
   const std::shared_ptr<Shared> shared_;  // the callbacks of sums own it, too
   // The names of the calls before, hashed. A starter alone touches them, after the one before it.

@@ -13,8 +13,8 @@ namespace passing::mpi {
 
 // Begins one and returns at once. `whole`: the parts of all devices in their order, equally long, of which those of
 // `own_host` are there. It is touched until `done` is called, once, from any thread. Exchanges with another tag never
-// meet this one. Returns why it can't begin, if so: then fail the session, so that the messages that were begun end, and
-// `done` follows.
+// meet this one. Returns why it can't begin, if so: then fail the session, so that the messages that were begun end,
+// and `done` follows.
 std::optional<Failure> Exchange(Server& server, const Group& group, int32_t own_host, std::span<uint8_t> whole,
                                 int32_t tag, std::function<void(const Failure*)> done);
 

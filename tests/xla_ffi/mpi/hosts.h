@@ -94,11 +94,7 @@ class Hosts {
     const int32_t host_count = *std::max_element(hosts_.begin(), hosts_.end()) + 1;
     if (host_count > 1) cluster_ = std::make_unique<LoopbackCluster>(host_count, deadline_s, deadline_s);
     for (int32_t host = 0; host < host_count; ++host) {
-      Group group{.id = 77,
-                  .name = "test's devices",
-                  .hosts = hosts_,
-                  .collective = {},
-                  .deadline_s = deadline_s};
+      Group group{.id = 77, .name = "test's devices", .hosts = hosts_, .collective = {}, .deadline_s = deadline_s};
       if (cluster_) {
         group.collective = std::shared_ptr<Collective>(std::shared_ptr<void>(), &cluster_->host(host));
       } else {

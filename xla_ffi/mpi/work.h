@@ -1,6 +1,6 @@
 // A call becomes a sum of the hosts, or an exchange between them, around which this host has work of its own.
-#ifndef XLA_FFI_MPI_HOST_SUM_H_
-#define XLA_FFI_MPI_HOST_SUM_H_
+#ifndef XLA_FFI_MPI_WORK_H_
+#define XLA_FFI_MPI_WORK_H_
 
 #include <cstdint>
 #include <functional>
@@ -13,7 +13,7 @@
 
 namespace passing::mpi {
 
-struct HostSum {
+struct Work {
   SumShape shape;  // without its name
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
@@ -25,9 +25,8 @@ struct HostSum {
 
 // `calls`: of the local devices, which all have the same signature, with elements; `indices`: theirs among
 // `device_count`. Throws Failed if there is no such operation.
-HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> indices, int32_t device_count,
-                int32_t host_count);
+Work WorkFor(std::span<const Call> calls, std::span<const int32_t> indices, int32_t device_count, int32_t host_count);
 
 }  // namespace passing::mpi
 
-#endif  // XLA_FFI_MPI_HOST_SUM_H_
+#endif  // XLA_FFI_MPI_WORK_H_

@@ -1,4 +1,4 @@
-#include "mpi/host_sum.h"
+#include "mpi/work.h"
 
 #include <algorithm>
 #include <cstring>
@@ -45,45 +45,45 @@ struct Layout {
 };
 
 // The transport's own sums, in the callers' memory.
-HostSum AllReduceSum(const Layout& layout) {
-  HostSum sum;
+Work AllReduceSum(const Layout& layout) {
+  Work work;
   const ElementType& type = layout.signature.type;
-  sum.shape.dtype = type.dtype;
-  sum.shape.leaf_elements = {layout.elements * (type.is_complex ? 2 : 1)};
-  sum.shape.device_count = static_cast<uint32_t>(layout.calls.size());
+  work.shape.dtype = type.dtype;
+  work.shape.leaf_elements = {layout.elements * (type.is_complex ? 2 : 1)};
+  work.shape.device_count = static_cast<uint32_t>(layout.calls.size());
   for (const Call& call : layout.calls) {
-    sum.inputs.push_back(call.input);
-    sum.outputs.push_back(call.output);
+    work.inputs.push_back(call.input);
+    work.outputs.push_back(call.output);
   }
-  return sum;
+  return work;
 }
 
-void SumInPlace(HostSum& sum, DType dtype, uint64_t elements) {
-  sum.shape.dtype = dtype;
-  sum.shape.leaf_elements = {elements};
-  sum.shape.device_count = 1;
-  sum.inputs = {sum.scratch.get()};
-  sum.outputs = {sum.scratch.get()};
+void SumInPlace(Work& work, DType dtype, uint64_t elements) {
+  work.shape.dtype = dtype;
+  work.shape.leaf_elements = {elements};
+  work.shape.device_count = 1;
+  work.inputs = {work.scratch.get()};
+  work.outputs = {work.scratch.get()};
 }
 
 // The devices of a host are added up before, so that there is one copy of the whole sum, not one for each device.
-HostSum ReduceScatterSum(const Layout& layout) {
-  HostSum sum = AllReduceSum(layout);
-  const uint64_t elements = sum.shape.leaf_elements[0];
-  sum.scratch = NewMemory<uint32_t>((layout.bytes() + 3) / 4);
-  void* const output = sum.scratch.get();
-  SumLocal(sum.shape.dtype, sum.inputs, elements, {&output, 1});
-  SumInPlace(sum, sum.shape.dtype, elements);
-  sum.finish = [layout, output] { layout.Distribute(output); };
-  return sum;
+Work ReduceScatterSum(const Layout& layout) {
+  Work work = AllReduceSum(layout);
+  const uint64_t elements = work.shape.leaf_elements[0];
+  work.scratch = NewMemory<uint32_t>((layout.bytes() + 3) / 4);
+  void* const output = work.scratch.get();
+  SumLocal(work.shape.dtype, work.inputs, elements, {&output, 1});
+  SumInPlace(work, work.shape.dtype, elements);
+  work.finish = [layout, output] { layout.Distribute(output); };
+  return work;
 }
 
 // The extreme of up to 32 bits: the transport finds the largest int32.
-HostSum ExtremeOfKeys(const Layout& layout) {
-  HostSum sum;
+Work ExtremeOfKeys(const Layout& layout) {
+  Work work;
   const bool smallest = layout.signature.reduction == Reduction::kMin;
-  sum.scratch = NewMemory<uint32_t>(layout.elements);
-  auto* const keys = reinterpret_cast<int32_t*>(sum.scratch.get());
+  work.scratch = NewMemory<uint32_t>(layout.elements);
+  auto* const keys = reinterpret_cast<int32_t*>(work.scratch.get());
   WithType(layout.signature.type, [&]<typename T>(T) {
     if constexpr (sizeof(T) <= 4) {
       std::fill_n(keys, layout.elements, std::numeric_limits<int32_t>::min());
@@ -91,7 +91,7 @@ HostSum ExtremeOfKeys(const Layout& layout) {
         const T* const input = static_cast<const T*>(call.input);
         for (uint64_t i = 0; i < layout.elements; ++i) keys[i] = std::max(keys[i], ToKey(input[i], smallest));
       }
-      sum.finish = [layout, keys, smallest] {
+      work.finish = [layout, keys, smallest] {
         auto* const result = reinterpret_cast<T*>(keys);  // an element is written where its key, or an earlier one, was
         for (uint64_t i = 0; i < layout.elements; ++i) {
           int32_t key;
@@ -103,9 +103,9 @@ HostSum ExtremeOfKeys(const Layout& layout) {
       };
     }
   });
-  SumInPlace(sum, DType::kInt32, layout.elements);
-  sum.shape.op = Op::kMax;
-  return sum;
+  SumInPlace(work, DType::kInt32, layout.elements);
+  work.shape.op = Op::kMax;
+  return work;
 }
 
 // A sum of the whole carries a host's own part in vain; an exchange costs a message for each other host, as much
@@ -119,28 +119,28 @@ bool IsExchanged(const Layout& layout) {
 
 // All devices' elements, one device after the other: by an exchange, or as a sum of words, where each host adds zeros
 // to the others'.
-HostSum Gather(const Layout& layout, void* into) {
-  HostSum sum;
+Work Gather(const Layout& layout, void* into) {
+  Work work;
   const uint64_t bytes = layout.bytes() * layout.device_count;
   const uint64_t words = (bytes + 3) / 4;
   const bool is_exchanged = IsExchanged(layout);
   if (!into) {
-    sum.scratch = NewMemory<uint32_t>(words);
-    into = sum.scratch.get();
+    work.scratch = NewMemory<uint32_t>(words);
+    into = work.scratch.get();
   }
   if (!is_exchanged) std::memset(into, 0, words * 4);
   for (size_t k = 0; k < layout.calls.size(); ++k) {
     auto* const part = static_cast<uint8_t*>(into) + static_cast<uint64_t>(layout.indices[k]) * layout.bytes();
     std::memcpy(part, layout.calls[k].input, layout.bytes());
   }
-  SumInPlace(sum, DType::kInt32, words);
-  sum.inputs = {into};
-  sum.outputs = {into};
-  if (is_exchanged) sum.parts = {static_cast<uint8_t*>(into), bytes};
-  return sum;
+  SumInPlace(work, DType::kInt32, words);
+  work.inputs = {into};
+  work.outputs = {into};
+  if (is_exchanged) work.parts = {static_cast<uint8_t*>(into), bytes};
+  return work;
 }
 
-HostSum AllGather(const Layout& layout) {
+Work AllGather(const Layout& layout) {
   const uint64_t bytes = layout.bytes() * layout.device_count;
   void* const first = layout.calls[0].output;
   const auto lies_there = [&](const Call& call) {
@@ -149,19 +149,19 @@ HostSum AllGather(const Layout& layout) {
   // Not where an input lies, which is still to be read.
   const bool in_place = bytes % 4 == 0 && reinterpret_cast<uintptr_t>(first) % 4 == 0 &&
                         std::none_of(layout.calls.begin(), layout.calls.end(), lies_there);
-  HostSum sum = Gather(layout, in_place ? first : nullptr);
-  sum.finish = [calls = layout.calls, result = sum.outputs[0], bytes] {
+  Work work = Gather(layout, in_place ? first : nullptr);
+  work.finish = [calls = layout.calls, result = work.outputs[0], bytes] {
     for (const Call& call : calls) {
       if (call.output != result) std::memcpy(call.output, result, bytes);
     }
   };
-  return sum;
+  return work;
 }
 
 // Each host reduces all devices' elements by itself, in the devices' order: the bits are the same on all of them.
-HostSum GatherAndReduce(const Layout& layout) {
-  HostSum sum = Gather(layout, nullptr);
-  sum.finish = [layout, all = sum.outputs[0]] {
+Work GatherAndReduce(const Layout& layout) {
+  Work work = Gather(layout, nullptr);
+  work.finish = [layout, all = work.outputs[0]] {
     const DefaultFloatMode mode;
     const Reduction reduction = layout.signature.reduction;
     WithType(layout.signature.type, [&]<typename T>(T) {
@@ -182,13 +182,12 @@ HostSum GatherAndReduce(const Layout& layout) {
     });
     layout.Distribute(all);
   };
-  return sum;
+  return work;
 }
 
 }  // namespace
 
-HostSum Prepare(std::span<const Call> calls, std::span<const int32_t> indices, int32_t device_count,
-                int32_t host_count) {
+Work WorkFor(std::span<const Call> calls, std::span<const int32_t> indices, int32_t device_count, int32_t host_count) {
   const Layout layout(calls, indices, device_count, host_count);
   const Signature& signature = layout.signature;
   const uint64_t copies = signature.operation == Operation::kAllGather ? layout.device_count : 1;
