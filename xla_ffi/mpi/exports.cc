@@ -1,6 +1,6 @@
-// The functions that XLA's trampoline looks up in this library, under their names in MPI ABI 2.9.
+// The functions and constants that XLA's trampoline looks up in this library, under their names in MPI ABI 2.9.
 //
-// XLA calls those that stand here one by one. All others report that they aren't there.
+// XLA calls those functions that stand here one by one. All others report that they aren't there.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -43,6 +43,27 @@ using abi::Handle;
 #define EXPORTED __attribute__((visibility("default")))
 
 extern "C" {
+
+#define INT_BELOW_ZERO(name)               \
+  EXPORTED extern const int MPIABI_##name; \
+  const int MPIABI_##name = -1 - abi::INDEX_OF_##name;
+#define INT(name)                          \
+  EXPORTED extern const int MPIABI_##name; \
+  const int MPIABI_##name = abi::MPI_##name;
+#define WORD(name)                                 \
+  EXPORTED extern const abi::Handle MPIABI_##name; \
+  const abi::Handle MPIABI_##name = abi::MPI_##name;
+#include "mpi/constants.inc"
+
+#define VERSION(name, value)      \
+  EXPORTED extern const int name; \
+  const int name = value;
+VERSION(mpiabi_version_major, abi::kVersionMajor)
+VERSION(mpiabi_version_minor, abi::kVersionMinor)
+VERSION(mpiabi_version_patch, 0)
+VERSION(mpiwrapper_version_major, abi::kVersionMajor)
+VERSION(mpiwrapper_version_minor, abi::kVersionMinor)
+VERSION(mpiwrapper_version_patch, 0)
 
 #define REFUSED(name) \
   EXPORTED Handle MPIABI_##name() { return static_cast<Handle>(Refuse("MPI_" #name)); }
