@@ -1,4 +1,4 @@
-// A collective as one device calls it.
+// A collective as one device calls it, and how MPI's arguments say it.
 #ifndef XLA_FFI_MPI_CALL_H_
 #define XLA_FFI_MPI_CALL_H_
 
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "host/numbers/dtype.h"
+#include "mpi/abi.h"
 
 namespace passing::mpi {
 
@@ -39,6 +40,13 @@ struct Call {
   const void* input = nullptr;
   void* output = nullptr;
 };
+
+// These read MPI's arguments. Each throws Failed if XLA says nothing of that kind.
+ElementType TypeOf(abi::Handle type);
+Reduction ReductionOf(abi::Handle reduction);
+uint64_t CountOf(int count);
+size_t BytesOf(int count, abi::Handle type);
+Call CallOf(const Signature& signature, const void* input, void* output);
 
 }  // namespace passing::mpi
 

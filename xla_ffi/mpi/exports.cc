@@ -8,7 +8,7 @@
 #include <string>
 
 #include "mpi/abi.h"
-#include "mpi/arguments.h"
+#include "mpi/call.h"
 #include "mpi/failed.h"
 #include "mpi/process.h"
 

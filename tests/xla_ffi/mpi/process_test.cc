@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "../tests/xla_ffi/mpi/hosts.h"
-#include "mpi/arguments.h"
+#include "mpi/call.h"
 
 namespace passing::mpi {
 namespace {
