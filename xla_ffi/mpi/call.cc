@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 
 namespace passing::mpi {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "ffi/hash.h"
 #include "mpi/exchange.h"
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 #include "mpi/huge_pages.h"
 #include "mpi/work.h"
 

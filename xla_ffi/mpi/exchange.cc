@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 #include "mpi/message.h"
 
 namespace passing::mpi {

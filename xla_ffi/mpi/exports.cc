@@ -9,7 +9,7 @@
 
 #include "mpi/abi.h"
 #include "mpi/call.h"
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 #include "mpi/process.h"
 
 namespace passing::mpi {

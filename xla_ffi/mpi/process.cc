@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 
 namespace passing::mpi {
 

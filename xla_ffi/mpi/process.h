@@ -12,7 +12,7 @@
 
 #include "mpi/abi.h"
 #include "mpi/communicator.h"
-#include "mpi/error_codes.h"
+#include "mpi/failures.h"
 #include "mpi/server.h"
 
 namespace passing::mpi {

@@ -7,7 +7,7 @@
 #include "host/numbers/float_mode.h"
 #include "host/numbers/host_elements.h"
 #include "mpi/elements.h"
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 #include "mpi/huge_pages.h"
 
 namespace passing::mpi {

@@ -17,7 +17,7 @@
 #include "host/transport/transport.h"
 #include "mpi/cliques.h"
 #include "mpi/entrance.h"
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 #include "mpi/late_binding.h"
 #include "mpi/message.h"
 #include "mpi/server.h"

@@ -10,7 +10,7 @@
 
 #include "../tests/xla_ffi/mpi/hosts.h"
 #include "mpi/communicator.h"
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 
 namespace passing::mpi {
 namespace {

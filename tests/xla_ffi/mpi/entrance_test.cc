@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 
 namespace passing::mpi {
 namespace {

@@ -23,7 +23,7 @@
 #include "../tests/xla_ffi/host/support/loopback_cluster.h"
 #include "ffi/local_collective.h"
 #include "mpi/communicator.h"
-#include "mpi/failed.h"
+#include "mpi/failures.h"
 #include "mpi/server.h"
 
 namespace passing::mpi {

@@ -1,8 +1,8 @@
-#include "mpi/error_codes.h"
+#include "mpi/failures.h"
 
 #include <algorithm>
+#include <new>
 #include <string_view>
-#include <utility>
 
 namespace passing::mpi {
 namespace {
@@ -27,6 +27,19 @@ std::string AdviseFor(std::string text) {
 }
 
 }  // namespace
+
+Failure CurrentFailure(const std::string& what) {
+  try {
+    throw;
+  } catch (const Failed& failed) {
+    return failed.failure();
+  } catch (const std::bad_alloc&) {
+    return {"PassingError",
+            what + " found too little memory on this host. Try smaller arrays, or fewer devices a host."};
+  } catch (const std::exception& error) {
+    return {"PassingError", what + ": " + error.what()};
+  }
+}
 
 int ErrorCodes::CodeOf(const Failure& failure) {
   std::string text = Cut(AdviseFor(failure.kind + ": " + failure.message), kMaxTextBytes);

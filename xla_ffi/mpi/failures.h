@@ -1,8 +1,11 @@
-// Calls fail inside of this room by throwing Failed. XLA gets an error code.
-#ifndef XLA_FFI_MPI_FAILED_H_
-#define XLA_FFI_MPI_FAILED_H_
+// Calls fail inside of this room by throwing Failed. XLA learns of it as a number, and then asks for its text.
+#ifndef XLA_FFI_MPI_FAILURES_H_
+#define XLA_FFI_MPI_FAILURES_H_
 
+#include <array>
+#include <cstddef>
 #include <exception>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -27,6 +30,23 @@ class Failed : public std::exception {
 // go on.
 Failure CurrentFailure(const std::string& what);
 
+class ErrorCodes {
+ public:
+  static constexpr int kFirst = 1000;
+  static constexpr size_t kMaxTextBytes = 1023;  // MPI_MAX_ERROR_STRING without the zero at its end
+
+  // The same failure has the same code as long as its text is kept.
+  int CodeOf(const Failure& failure);
+  std::string TextOf(int code) const;
+
+ private:
+  static constexpr size_t kKept = 256;
+
+  mutable std::mutex mutex_;
+  std::array<std::string, kKept> texts_;
+  int next_ = kFirst;
+};
+
 }  // namespace passing::mpi
 
-#endif  // XLA_FFI_MPI_FAILED_H_
+#endif  // XLA_FFI_MPI_FAILURES_H_
