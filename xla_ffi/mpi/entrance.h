@@ -5,9 +5,12 @@
 #ifndef XLA_FFI_MPI_ENTRANCE_H_
 #define XLA_FFI_MPI_ENTRANCE_H_
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+
+#include "mpi/failures.h"
 
 namespace passing::mpi {
 
@@ -17,8 +20,15 @@ class Entrance {
   class Visit {
    public:
     // Throws Failed if the entrance is closed.
-    explicit Visit(Entrance& entrance);
-    ~Visit();
+    explicit Visit(Entrance& entrance) : entrance_(entrance) {
+      const std::lock_guard lock(entrance.mutex_);
+      if (entrance.closed_) throw Failed("ClosedError", "Python is ending, so JAX's collectives are over.");
+      ++entrance.inside_;
+    }
+    ~Visit() {
+      const std::lock_guard lock(entrance_.mutex_);
+      if (--entrance_.inside_ == 0) entrance_.left_.notify_all();
+    }
     Visit(const Visit&) = delete;
 
    private:
@@ -26,7 +36,11 @@ class Entrance {
   };
 
   // Nobody comes in any more. Returns whether all are out, after timeout_s at most.
-  bool Close(double timeout_s);
+  bool Close(double timeout_s) {
+    std::unique_lock lock(mutex_);
+    closed_ = true;
+    return left_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return inside_ == 0; });
+  }
 
  private:
   std::mutex mutex_;

@@ -29,11 +29,23 @@ class Message {
 
   std::span<uint8_t> bytes() const { return bytes_; }  // the channel's until it is done
   // The first call counts.
-  void Done(std::optional<Failure> failure);
+  void Done(std::optional<Failure> failure) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (done_) return;
+      failure_ = std::move(failure);
+      done_ = true;
+      changed_.notify_all();
+    }
+    if (when_done_) when_done_(failure_);
+  }
   // Fails it unless it is done: nobody will finish it.
-  void Drop();
+  void Drop() { Done(Failure{"PassingError", "A message was dropped before it was done."}); }
   // Returns false after timeout_s.
-  bool Wait(double timeout_s);
+  bool Wait(double timeout_s) {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::duration<double>(timeout_s), [this] { return done_; });
+  }
   // Once done.
   const std::optional<Failure>& failure() const { return failure_; }
 
