@@ -33,7 +33,11 @@ CLOSE_S = 5.0
 
 
 class Channels:
-    """This host's connections to the others. Any thread may call it, and none waits for the network."""
+    """This host's connections to the others. Any thread may call it, and none waits for the network.
+
+    Attributes:
+      strangers_dropped: how many have called that aren't hosts of the job.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class Channels:
         self._senders: dict[int, Connection] = {}  # who called it
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}  # the oldest first
-        self._strangers_dropped = self._accepts_failed = 0
+        self.strangers_dropped = 0
 
     # For all threads.
 
@@ -112,15 +116,6 @@ class Channels:
         connections = [*self._receivers.values(), *self._senders.values()]
         return sum(connection.moved_bytes for connection in connections)
 
-    def stats(self) -> dict[str, int]:
-        return {
-            "messages_sent": self._matching.sent_count,
-            "messages_received": self._matching.received_count,
-            "strangers": len(self._strangers),
-            "strangers_dropped": self._strangers_dropped,
-            "accepts_failed": self._accepts_failed,
-        }
-
     # Failing and closing.
 
     def _fail(self, failure: Failure) -> None:
@@ -167,8 +162,8 @@ class Channels:
         while True:
             try:
                 connected, _ = await self._loop.sock_accept(listener)
-            except OSError:  # too many files are open, or the caller is gone
-                self._accepts_failed += 1
+            except OSError as error:  # too many files are open, or the caller is gone
+                log.debug("a caller can't be taken in: %s", error)
                 await asyncio.sleep(RETRY_S)
                 continue
             if len(self._strangers) >= STRANGERS_MAX:
@@ -184,7 +179,7 @@ class Channels:
     def _after_greeting(self, connected: socket.socket, connection: Connection, task: asyncio.Task[None]) -> None:
         self._strangers.pop(task, None)
         if task.cancelled() or task.exception() is not None:
-            self._strangers_dropped += 1
+            self.strangers_dropped += 1
             log.debug("a stranger was dropped: %s", "others came" if task.cancelled() else task.exception())
             connection.give_up()
             connected.close()

@@ -97,7 +97,6 @@ class Matching:
         self._coming: dict[int, memoryview] = {}  # a short message that is being received, by sender
         self._lost_receivers: dict[int, str] = {}  # hosts to which nothing can be sent any more, and why
         self._lost_senders: dict[int, str] = {}
-        self.sent_count = self.received_count = 0
 
     # The session's threads ask for this.
 
@@ -105,7 +104,6 @@ class Matching:
         if self.failure is not None:
             request.done(self.failure.kind, self.failure.message)
             return
-        self.sent_count += 1
         if ends.peer == self._rank:
             self._arrive(ends, Arrived(0, len(data), data, request))
             return
@@ -185,15 +183,11 @@ class Matching:
             self._transmit(peer, Frame(Kind.GRANT, arrived.number), None)
         else:
             posted.buffer[:] = arrived.data
-            self._complete(posted)
+            posted.request.done()
             if arrived.request is not None:
                 arrived.request.done()
             else:
                 self._transmit(peer, Frame(Kind.TAKEN, arrived.number), None)
-
-    def _complete(self, posted: Posted) -> None:
-        self.received_count += 1
-        posted.request.done()
 
     def _mismatch(self, ends: Ends, group_name: str, sender: int, receiver: int, sent: int, wanted: int) -> None:
         self._on_failure(
@@ -230,7 +224,7 @@ class Matching:
                 self._arrive(ends, Arrived(frame.number, frame.size_bytes, None))
             case Kind.DATA if (posted := self._granted.pop((sender, frame.number), None)) is not None:
                 self._transmit(sender, Frame(Kind.TAKEN, frame.number), None)
-                self._complete(posted)
+                posted.request.done()
             case _:
                 raise FrameError(f"a caller sends {frame.kind.name}")
 

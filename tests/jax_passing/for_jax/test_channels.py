@@ -217,8 +217,8 @@ def test_strangers_are_counted_and_dropped(hosts, key):
                     pass
             except ConnectionError:
                 pass
-    until(lambda: victim.channels.stats()["strangers_dropped"] == len(openings))
-    assert victim.channels.stats()["strangers"] == 0
+    until(lambda: victim.channels.strangers_dropped == len(openings))
+    assert len(victim.channels._strangers) == 0
     received, buffer = victim.receive(2, 0, 4)
     assert hosts[0].send(0, 2, b"fine").wait() == received.wait() == ()
     assert buffer == b"fine"
@@ -229,8 +229,8 @@ def test_strangers_that_say_nothing_keep_nobody_out(hosts, monkeypatch):
     monkeypatch.setattr(channels_module, "STRANGERS_MAX", 5)
     victim = hosts[1]
     silent = [socket.create_connection(("127.0.0.1", port(victim))) for _ in range(12)]
-    until(lambda: victim.channels.stats()["strangers_dropped"] == 7)
-    assert victim.channels.stats()["strangers"] == 5
+    until(lambda: victim.channels.strangers_dropped == 7)
+    assert len(victim.channels._strangers) == 5
     received, _ = victim.receive(2, 0, MIB)
     assert hosts[0].send(0, 2, bytes(MIB)).wait() == received.wait() == ()
     for stranger in silent:
@@ -241,7 +241,7 @@ def test_strangers_that_say_nothing_are_dropped_after_a_while(hosts, monkeypatch
     monkeypatch.setattr(channels_module, "GREETING_S", 0.05)
     with socket.create_connection(("127.0.0.1", port(hosts[1])), timeout=20) as stranger:
         assert stranger.recv(1) == b""
-    until(lambda: hosts[1].channels.stats()["strangers_dropped"] == 1)
+    until(lambda: hosts[1].channels.strangers_dropped == 1)
 
 
 def test_whoever_knows_the_token_but_not_the_key_is_a_stranger(hosts, key):
@@ -256,7 +256,7 @@ def test_whoever_knows_the_token_but_not_the_key_is_a_stranger(hosts, key):
         plain.sendall(hello)
         plain.settimeout(20)
         assert not plain.recv(1000).startswith(Frame(Kind.WELCOME).encode()[:4])
-    until(lambda: hosts[1].channels.stats()["strangers_dropped"] == 2)
+    until(lambda: hosts[1].channels.strangers_dropped == 2)
 
 
 @contextmanager
