@@ -3,11 +3,15 @@
 C++ (xla_ffi/mpi) asks the server of this process, in XLA's threads.
 """
 
+import os
+import re
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
 from typing import Any, NamedTuple
+
+import jax
 
 from jax_passing import _native, config
 from jax_passing._compat import process
@@ -43,6 +47,7 @@ class Server:
     def begin(self) -> tuple[int, int]:
         """Returns this process's rank, and how many there are. JAX has no devices yet. Raises ConfigError."""
         watch_cliques()
+        _have_threads_for_all_devices()
         rank, world_size = rank_and_world_size()
         self._opening.listen(rank, world_size)
         return rank, world_size
@@ -102,6 +107,19 @@ class Server:
         session = current()
         if session is not None:  # it may have been opened too late to be told of the end
             session.at_exit()
+
+
+def _have_threads_for_all_devices() -> None:
+    """Has XLA make enough threads, as it is about to make its pool.
+
+    It runs a program in a thread of its pool for each device, which waits in collectives, and starts the next programs
+    in others. With as many threads as devices, programs that are dispatched one after the other, without waiting, stop
+    for ever."""
+    forced = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    asked = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
+    wanted = 2 * (asked if asked >= 0 else int(forced[-1]) if forced else 1)
+    if wanted > len(os.sched_getaffinity(0)):  # XLA makes so many by itself
+        os.environ.setdefault("NPROC", str(wanted))
 
 
 def _wait_for_dispatched() -> None:

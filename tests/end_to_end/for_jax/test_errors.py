@@ -86,6 +86,12 @@ def test_no_switch(cluster: "Cluster") -> None:
         assert "SwitchUnreachableError" in raised(process)
 
 
+def test_programs_that_nobody_awaits(cluster: "Cluster") -> None:
+    """XLA needs more threads for them than its two devices and the one core have."""
+    for process in for_jax.start(cluster, "different.py", "unawaited", devices=2, env=DEADLINE):
+        assert value(process).startswith("value [[1."), process.text
+
+
 def test_float16_is_refused_by_xla(cluster: "Cluster") -> None:
     """Its MPI interface has no such type. It moves as bytes, and bfloat16 is widened before."""
     for process in for_jax.start(cluster, "different.py", "float16", env=DEADLINE):

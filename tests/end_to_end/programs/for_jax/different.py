@@ -85,6 +85,12 @@ def run(kind: str, odd: bool) -> object:
             for _ in range(3 if odd else 2):
                 value = step(psum)
             return value if odd else jax.block_until_ready(value)
+        case "unawaited":
+            again = jax.jit(jax.shard_map(partial(pmax, axis="d"), mesh=mesh, in_specs=P("d"), out_specs=P("d")))
+            value = placed(mesh, ones, mesh.axis_names)
+            for _ in range(100):
+                value = again(value)
+            return np.asarray(value.addressable_data(0))
         case "other axis":
             return over(grid(), ones, psum, axis="a" if odd else "b")
         case "float16":
@@ -145,6 +151,8 @@ def main() -> None:
     kind, rank, hosts = sys.argv[1], int(os.environ["HOST_RANK"]), int(os.environ["HOST_COUNT"])
     if "NO_CLIQUES" in os.environ:  # as with a jaxlib that is made in another way
         _native.watch_cliques = lambda: "a test says so"
+    if kind == "unawaited":
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # XLA makes a thread for each core, or device
     # A host that dies is ours to tell of, before JAX's coordinator ends the others.
     jax.distributed.initialize(
         os.environ["COORDINATOR"], num_processes=hosts, process_id=rank, heartbeat_timeout_seconds=60
