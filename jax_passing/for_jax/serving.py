@@ -42,6 +42,7 @@ class Server:
         self._lock = threading.Lock()
         self._opening = Opening(Shared)
         self._splits: Counter[tuple[int, tuple[int, ...]]] = Counter()  # by a device's key and all devices of its group
+        # As long as XLA's communicators: it keeps one for each group, and frees none before its client ends.
         self._groups: dict[int, groups.Group] = {}
 
     def begin(self) -> tuple[int, int]:
