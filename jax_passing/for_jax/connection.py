@@ -25,9 +25,7 @@ class Connection(asyncio.BufferedProtocol):
         """`hello`: what this end says first, if it is the caller. Is called in the event loop."""
         self._hello = hello
         self.greeted: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self.greeted.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # somebody may not wait for it
+        self.greeted.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits for it
         self.unsent = deque[memoryview]() if unsent is None else unsent
         self.moved_bytes = 0
         self._transport: asyncio.Transport | None = None

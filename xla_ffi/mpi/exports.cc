@@ -1,6 +1,7 @@
 // The functions and constants that XLA's trampoline looks up in this library, under their names in MPI ABI 2.9.
 //
-// XLA calls those functions that stand here one by one. All others report that they aren't there.
+// Those functions stand here one by one that XLA or its trampoline calls, and those that return no code. All others
+// report that they aren't there.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
