@@ -41,7 +41,7 @@ class Server {
                     std::shared_ptr<Message> message) = 0;
   virtual void Receive(int64_t group, int32_t own_index, int32_t from_index, int32_t tag,
                        std::shared_ptr<Message> message) = 0;
-  // How many bytes of messages have come and gone. Asked each second that a call waits.
+  // Returns how many bytes of messages have come and gone. Asked each second that a call waits.
   virtual uint64_t MovedBytes() = 0;
   // Asked then, too. A failure ends the call. `number`: of the call, or -1 for a message; `still_s`: since the last
   // progress.
