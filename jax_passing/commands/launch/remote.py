@@ -23,6 +23,15 @@ def order(arguments: Sequence[str], environment: Mapping[str, str], folder: str)
     return json.dumps({"arguments": arguments, "environment": environment, "folder": folder}).encode() + b"\n"
 
 
+def of_rank(environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of a rank on this machine: those that it has, and these.
+
+    XLA runs a program in a thread of its pool for each device, and starts the next ones in others. With fewer threads
+    than that, programs that are dispatched one after the other, without waiting, stop for ever."""
+    threads = max(os.cpu_count() or 1, 2 * int(environment["JAX_NUM_CPU_DEVICES"]))
+    return {"NPROC": str(threads), **os.environ, **environment}
+
+
 def main() -> int:
     # Unbuffered: a thread that holds the lock of a buffer can't be left behind when the interpreter ends.
     line = b""
@@ -35,7 +44,7 @@ def main() -> int:
         child = subprocess.Popen(
             [sys.executable, *wanted["arguments"]],
             cwd=wanted["folder"],
-            env={**os.environ, **wanted["environment"]},
+            env=of_rank(wanted["environment"]),
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )

@@ -104,10 +104,7 @@ class Run:
         tag = f"rank {rank}"
         ours = self._environment(rank)
         if not self.machines:
-            # XLA runs a program in a thread of its pool for each device, and starts the next ones in others. With fewer
-            # threads than that, programs that are dispatched one after the other, without waiting, stop for ever.
-            threads = str(max(os.cpu_count() or 1, 2 * self.devices))
-            everything = {"JAX_PLATFORMS": "cpu", "NPROC": threads, **os.environ, **ours}
+            everything = {"JAX_PLATFORMS": "cpu", **remote.of_rank(ours)}
             return await start(tag, [sys.executable, *self.arguments], everything)
         taken = {name: value for name, value in os.environ.items() if name.startswith(HANDED_OVER)}
         order = remote.order(self.arguments, {"JAX_PLATFORMS": "cpu", **taken, **ours}, os.getcwd())

@@ -34,6 +34,7 @@ def test_one_rank_on_each_machine(script, fake_ssh):
         """
 print(os.environ["FAKE_MACHINE"], sys.argv[1:], os.environ["JAX_PASSING_WORLD_SIZE"], os.environ["JAX_NUM_CPU_DEVICES"])
 print("err", os.environ["JAX_PASSING_WARN_S"], "SECRET" in os.environ, file=sys.stderr)
+assert int(os.environ["NPROC"]) >= 2  # threads, for one device
 """
     )
     ended = launch(
