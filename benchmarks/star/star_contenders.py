@@ -7,7 +7,6 @@ knows the headers: 1502 bytes of frame for 1440 of ours, and exponents; 1514 for
 import sys
 from collections.abc import Callable, Sequence
 
-import star_bmv2
 from star_network import SWITCH
 from star_running import Contender, Running
 
@@ -63,11 +62,6 @@ def in_rack(hosts: int, devices: int) -> float:
 def start_ebpf(running: Running) -> None:
     """Our switch with its data plane in the kernel."""
     start_passing(running, "--data-plane", "ebpf", "--device", "bridge")
-
-
-def start_bmv2(running: Running) -> None:
-    """Our switch with a P4 program on bmv2."""
-    start_passing(running, *star_bmv2.start_device(running))
 
 
 def start_with_a_key(running: Running) -> None:
@@ -157,7 +151,7 @@ def _start_switch(running: Running, name: str, host: int, listen: str, *flags: s
 
 
 def _await_switches(running: Running) -> None:
-    names = [name for name, _ in running.processes if name != star_bmv2.NAME]
+    names = [name for name, _ in running.processes]
     running.wait_until(
         lambda: all("listening on" in running.log(name).read_text() for name in names), "the switch didn't start"
     )
@@ -255,7 +249,6 @@ CONTENDERS = {
     "flat-l2": Contender("flat, every device a rank", start_passing, once_a_device, "flat", 2),
     "mpi4jax": Contender("mpi4jax", start_mpi4jax, ring, None),
     "server": Contender("parameter server", start_passing, server, "passing", switch_hosts=lambda hosts: [hosts]),
-    "bmv2": Contender("jax_passing.psum, P4 on bmv2", start_bmv2, once, "passing"),
     "shards": Contender("parameter server, shards on hosts", start_passing, shards, "passing", switch_hosts=range),
     "tree": Contender("jax_passing.psum, racks below a spine", start_tree, once, "passing"),
     "in-rack": Contender("jax_passing.psum, in-rack mode", start_in_rack, in_rack, None),

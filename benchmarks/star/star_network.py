@@ -25,7 +25,6 @@ from typing import Self
 from jax_passing.commands.launch.child import die_with
 
 SWITCH = -1  # in place of a host's index
-BMV2 = -2  # likewise; only an address
 
 NETWORK = "10.83.0"
 BURST = "128k"  # below 100 KB, a bucket can't pass super-packets of 64 KB at the full rate
@@ -77,7 +76,7 @@ class StarNetwork:
         self._handlers: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def address(self, host: int) -> str:
-        """IPv4 address of a host, of the SWITCH, or of BMV2."""
+        """IPv4 address of a host, or of the SWITCH."""
         return f"{NETWORK}.{_number(host)}"
 
     def namespace(self, host: int) -> str:
@@ -209,7 +208,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 
 
 def _number(host: int) -> int:
-    return host + 1 if host >= 0 else 255 + host
+    return 254 if host == SWITCH else host + 1
 
 
 def mac(host: int) -> str:

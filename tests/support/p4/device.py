@@ -65,11 +65,6 @@ class Switch:
         """Returns the counts of verdicts that aren't 0."""
         return {name: count for name, count in self.data_plane.stats().items() if count}
 
-    def cpu_s(self) -> list[float]:
-        """Returns the CPU time of each thread of bmv2."""
-        tasks = sorted(Path(f"/proc/{self._process.pid}/task").iterdir())
-        return [int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks]
-
     def close(self) -> None:
         self._process.kill()
         self._process.wait(60)
