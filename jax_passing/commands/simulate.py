@@ -82,9 +82,6 @@ def simulate(
     in_turns: Annotated[
         bool, typer.Option("--in-turns", help="Other hosts are slow in each step, not always the same.")
     ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Compare with what the benchmarks' star measured, and do nothing else.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the predictions as JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw curves over the hosts into this file, PNG or SVG.")] = None,
 ) -> None:
@@ -97,18 +94,9 @@ def simulate(
     from jax_passing.scaling.models import load
     from jax_passing.scaling.pace import Stragglers, parse_pace
     from jax_passing.scaling.schemes import SCHEMES
-    from jax_passing.scaling.star import compare
     from jax_passing.scaling.sums import simulate_sums
     from jax_passing.scaling.training import Training, train
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    if check:
-        compared = compare()
-        if as_json:
-            typer.echo(json.dumps(simulate_table.compared_as_json(compared), indent=1))
-        else:
-            console.print(simulate_table.of_compared(compared))
-        raise typer.Exit(not all(one.holds for one in compared))
     if plot is not None:
         require_matplotlib()  # before a long simulation
     clusters = [
@@ -152,6 +140,7 @@ def simulate(
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=1))
     else:
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         console.print(results.table())
     if plot is not None:
         results.plot(plot)

@@ -11,7 +11,6 @@ from rich.table import Table
 from jax_passing.commands.bench.table import require_matplotlib
 from jax_passing.commands.plan_table import seconds
 from jax_passing.scaling.models import SEQUENCES
-from jax_passing.scaling.star import TOLERANCE, Compared
 from jax_passing.scaling.sums import SimulatedSum
 from jax_passing.scaling.training import SimulatedTraining, Training
 
@@ -150,35 +149,3 @@ class Results:
 
 def _sum(one: SimulatedSum | SimulatedTraining) -> SimulatedSum:
     return one.sum if isinstance(one, SimulatedTraining) else one
-
-
-def compared_as_json(compared: Sequence[Compared]) -> list[dict[str, Any]]:
-    return [
-        asdict(one.measured) | {"predicted_s": one.predicted_s, "off": one.off, "holds": one.holds} for one in compared
-    ]
-
-
-def of_compared(compared: Sequence[Compared]) -> Table:
-    """Returns predictions beside what was measured."""
-    table = Table(title="sums on the star (docs/reference/benchmarks.md)", title_justify="left", title_style="")
-    table.box, table.caption_style, table.caption_justify = box.SIMPLE, "", "left"
-    table.add_column("system", no_wrap=True)
-    for heading in ("hosts", "Gbit/s", "MiB", "measured", "predicted", "off"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    reasons = list(dict.fromkeys(one.measured.excluded for one in compared if one.measured.excluded))
-    for one in compared:
-        cluster = one.measured.cluster
-        excluded = one.measured.excluded
-        table.add_row(
-            one.measured.system,
-            str(cluster.hosts),
-            f"{cluster.link_gbit:g}",
-            f"{one.measured.mebibytes:.3g}",
-            seconds(one.measured.time_s),
-            seconds(one.predicted_s),
-            f"{one.off:+.1%}" + (f" [{reasons.index(excluded) + 1}]" if excluded else ""),
-        )
-    wrong = sum(not one.holds for one in compared)
-    notes = [f"[{number + 1}] left out: {reason}." for number, reason in enumerate(reasons)]
-    table.caption = "\n".join([f"{wrong} of the others are further off than {TOLERANCE:.0%}.", *notes])
-    return table

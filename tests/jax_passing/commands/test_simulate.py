@@ -52,12 +52,6 @@ def test_curves(tmp_path):
     assert "svg" in path.read_text()[:400]
 
 
-def test_check_prints_predictions_beside_measurements():
-    output = printed("--check")
-    assert "0 of the others are further off than 10%" in output
-    assert all(one["holds"] for one in json.loads(printed("--check", "--json")))
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
