@@ -1,6 +1,5 @@
 """All checks of this machine, one after the other."""
 
-import datetime
 import os
 import platform
 import resource
@@ -27,7 +26,7 @@ _ANY_JOB = "any"  # the trial's, where no job is named: without a key, names onl
 def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
     """`arguments`: settings by name, as of `jax_passing.init`; None: not given."""
     yield software.python(sys.version_info[:3], platform.python_implementation().lower())
-    yield software.jax(software.installed(software.PACKAGES))
+    yield software.jax(software.installed(("jax", "jaxlib")))
     yield software.handlers(software.sum_of_one_host)
     yield software.hash_seed(os.environ)
     yield from _kernel()
@@ -57,8 +56,6 @@ def _kernel() -> Iterator[Finding]:
     yield kernel.buffers(kernel.granted_buffers(), kernel.buffer_limits(ROOT))
     yield kernel.cores(kernel.allowed_cores(), kernel.core_quota(ROOT), kernel.devices(os.environ))
     yield kernel.files(*resource.getrlimit(resource.RLIMIT_NOFILE))
-    installed = datetime.datetime.fromtimestamp(Path(__file__).stat().st_mtime, datetime.UTC)
-    yield kernel.clock(datetime.datetime.now(datetime.UTC), installed)
 
 
 def _switches(settings: dict[str, Any], key: bytes | None) -> Generator[Finding, None, str | None]:

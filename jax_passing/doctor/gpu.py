@@ -7,7 +7,7 @@ from pathlib import Path
 from jax_passing.doctor import pci
 from jax_passing.doctor.cuda_driver import NO_DEVICE, CudaError, Device, Driver
 from jax_passing.doctor.findings import Finding, bad, good, left_out, warning
-from jax_passing.doctor.software import Package, numbers
+from jax_passing.doctor.software import numbers
 
 PINNED_BYTES = 64 << 20
 ROUNDS = 5
@@ -19,7 +19,7 @@ _INSTALL_DRIVER = "Install NVIDIA's driver; in a container, start it with the GP
 def findings(
     load: Callable[[], Driver],
     root: Path,
-    packages: Mapping[str, Package],
+    packages: Mapping[str, str],
     nccl: Callable[[], str],
     interface: str | None,
 ) -> Iterator[Finding]:
@@ -117,15 +117,15 @@ def _nccl(nccl: Callable[[], str], devices: int) -> Finding:
         return warning("NCCL", f"{reason}; XLA needs it as soon as there are two devices", remedy)
 
 
-def plugin(packages: Mapping[str, Package], driver_major: int) -> Finding:
+def plugin(packages: Mapping[str, str], driver_major: int) -> Finding:
     """JAX's plugin for CUDA: there, of jaxlib's version, and not too new for the driver."""
     check = "JAX's CUDA plugin"
-    found = {name: packages[name].version for name in PLUGINS if name in packages}
+    found = {name: packages[name] for name in PLUGINS if name in packages}
     if not found:
         wanted = "cuda13" if driver_major >= 13 else "cuda12"
         return bad(check, "not installed: JAX sees no GPU", f"pip install 'jax[{wanted}]'")
     text = ", ".join(f"{name} {version}" for name, version in found.items())
-    jaxlib = packages["jaxlib"].version if "jaxlib" in packages else "is missing"
+    jaxlib = packages.get("jaxlib", "is missing")
     if all(int(re.sub(r"\D", "", name)) > driver_major for name in found):
         return bad(check, f"{text}: the driver serves CUDA {driver_major} at most", "Install a newer driver.")
     if all(numbers(version) != numbers(jaxlib) for version in found.values()):

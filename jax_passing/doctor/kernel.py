@@ -1,6 +1,5 @@
-"""The doctor asks here what the kernel grants this process: segmentation, buffers, cores, files, the time of day."""
+"""The doctor asks here what the kernel grants this process: segmentation, buffers, cores, files."""
 
-import datetime
 import math
 import os
 import re
@@ -19,7 +18,6 @@ BUFFER_BYTES = 4 << 20  # kSocketBufferBytes of xla_ffi/net/udp_socket.cc
 BUFFER_BYTES_MIN = 128 << 10  # two super-packets
 FILES_MIN, FILES = 64, 256  # of a host: three a switch, and Python's and JAX's own
 FILES_OF_SWITCH = CONNECTIONS_MAX + BESIDE
-_KEYS_FROM = datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC)  # jax_passing/protocol/secure_channel.py
 
 
 def super_packets(gso: bool, gro: bool) -> Finding:
@@ -145,18 +143,6 @@ def files(soft: int, hard: int) -> Finding:
             f"{text}: enough for a host; a switch here would take fewer connections than it can",
             f"Raise the hard limit to {FILES_OF_SWITCH} where a switch runs (ulimit -Hn; LimitNOFILE= of a unit).",
         )
-    return good(check, text)
-
-
-def clock(now: datetime.datetime, installed: datetime.datetime) -> Finding:
-    """`installed`: when this package was. Sums need no time of day; TLS and those who compare logs do."""
-    check = "clock"
-    text = now.isoformat(" ", "seconds")
-    remedy = "Set the clock (chrony, systemd-timesyncd)."
-    if now < _KEYS_FROM:
-        return bad(check, f"{text}: connections with a key fail before 2000", remedy)
-    if now < installed:
-        return warning(check, f"{text}: before this package was installed; logs of hosts can't be compared", remedy)
     return good(check, text)
 
 

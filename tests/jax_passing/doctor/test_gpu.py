@@ -10,7 +10,6 @@ import pytest
 from jax_passing.doctor import cuda_driver, gpu
 from jax_passing.doctor.cuda_driver import CudaError, Driver
 from jax_passing.doctor.findings import State
-from jax_passing.doctor.software import Package
 from support.net.sys_trees import add_device, add_link
 
 SOURCE = Path(__file__).with_name("fake_cuda.c")
@@ -21,7 +20,7 @@ NIC_1 = "pci0000:ae/0000:ae:00.0/0000:af:00.0"
 
 
 def installed(**versions):
-    return {name.replace("_", "-"): Package(version) for name, version in versions.items()}
+    return {name.replace("_", "-"): version for name, version in versions.items()}
 
 
 FITTING = installed(jaxlib="0.10.0", jax_cuda12_plugin="0.10.0")

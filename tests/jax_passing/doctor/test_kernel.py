@@ -1,6 +1,5 @@
 """The doctor judges what made-up kernels grant, and can ask this one."""
 
-import datetime
 import resource
 
 import pytest
@@ -103,9 +102,3 @@ def test_devices():
 def test_files(soft, hard, state, says):
     found = kernel.files(soft, hard)
     assert (found.state, says in found.reason) == (state, True), found
-
-
-@pytest.mark.parametrize(("year", "state"), [(2027, State.GOOD), (2020, State.WARNING), (1970, State.BAD)])
-def test_clock(year, state):
-    installed = datetime.datetime(2026, 11, 1, tzinfo=datetime.UTC)
-    assert kernel.clock(datetime.datetime(year, 1, 1, tzinfo=datetime.UTC), installed).state == state
