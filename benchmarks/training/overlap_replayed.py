@@ -19,7 +19,7 @@ from rich.table import Table
 import jax_passing
 from jax_passing.collective.primitives.planner import Cluster
 from jax_passing.partitioning.plan import Plan
-from jax_passing.pipelining.schedules.interleaved import interleaved
+from jax_passing.pipelining.schedules import interleaved
 
 # Links in Gbit/s; measured steps in seconds, without communication and with overlap; stages of that run.
 MEASURED = {

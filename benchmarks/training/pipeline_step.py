@@ -28,7 +28,7 @@ import jax_passing
 from jax_passing.collective.primitives.planner import Cluster
 from jax_passing.partitioning.plan import Plan
 from jax_passing.partitioning.stages import Slicer
-from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
+from jax_passing.pipelining.schedules import one_f_one_b
 
 STAGES = 2
 

@@ -141,7 +141,7 @@ def predicted_s(plan: Any, update_s: float, arguments: argparse.Namespace, gbit:
     """Predicts a step's time for each way. The simulator leaves out the optimiser's update, which takes `update_s`."""
     from jax_passing import simulate
     from jax_passing.collective.primitives.planner import Cluster
-    from jax_passing.pipelining.schedules.interleaved import interleaved
+    from jax_passing.pipelining.schedules import interleaved
 
     cluster = Cluster(hosts=arguments.hosts, link_gbit=gbit, shared_cores=len(os.sched_getaffinity(os.getppid())))
     schedule = interleaved(1, 1, len(plan.stages))

@@ -12,10 +12,7 @@ from jax_passing.errors import PipelineError
 from jax_passing.partitioning.arrays import is_inexact
 from jax_passing.partitioning.plan import Plan
 from jax_passing.pipelining.schedule import Schedule
-from jax_passing.pipelining.schedules.gpipe import gpipe
-from jax_passing.pipelining.schedules.interleaved import interleaved
-from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
-from jax_passing.pipelining.schedules.zero_bubble import zb_h1
+from jax_passing.pipelining.schedules import gpipe, interleaved, one_f_one_b, zb_h1
 
 SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b": one_f_one_b, "zb-h1": zb_h1}
 

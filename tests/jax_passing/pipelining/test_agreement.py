@@ -10,8 +10,7 @@ from jax_passing import cut, partition
 from jax_passing.host.processes import differences
 from jax_passing.pipelining.agreement import facts_of
 from jax_passing.pipelining.passes import Passes
-from jax_passing.pipelining.schedules.gpipe import gpipe
-from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
+from jax_passing.pipelining.schedules import gpipe, one_f_one_b
 
 N = 4
 

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_passing import partition, pipeline
 from jax_passing.errors import PartitionError, PipelineError
-from jax_passing.pipelining.schedules.gpipe import gpipe
+from jax_passing.pipelining.schedules import gpipe
 
 ROWS = 3  # of a microbatch
 TABLE = np.linspace(-1, 1, 8, dtype=np.float32)[np.newaxis]  # a constant that the loss closes over

@@ -6,10 +6,7 @@ import pytest
 
 from jax_passing.errors import PipelineError
 from jax_passing.pipelining.schedule import Durations, Kind, Schedule, Task
-from jax_passing.pipelining.schedules.gpipe import gpipe
-from jax_passing.pipelining.schedules.interleaved import interleaved
-from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
-from jax_passing.pipelining.schedules.zero_bubble import zb_h1
+from jax_passing.pipelining.schedules import gpipe, interleaved, one_f_one_b, zb_h1
 
 SIZES = [(1, 1), (1, 5), (2, 1), (2, 2), (3, 8), (4, 2), (4, 4), (4, 5), (5, 16), (8, 3), (8, 8), (8, 17)]
 
@@ -95,8 +92,3 @@ def test_a_schedule_is_printed_with_its_waits():
         "  device 0: F0.0 F0.1      I0.0 W0.0 I0.1 W0.1",
         "  device 1:      F1.0 I1.0 F1.1 I1.1 W1.0 W1.1",
     ]
-
-
-def test_a_schedule_is_drawn():
-    (axes,) = one_f_one_b(3, 4).plot().axes
-    assert len(axes.patches) == 3 * 4 * 2

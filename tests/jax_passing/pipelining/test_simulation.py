@@ -12,9 +12,7 @@ from jax_passing.collective.primitives.planner import Cluster, predict
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.plan import StageFacts
 from jax_passing.partitioning.stages import Piece
-from jax_passing.pipelining.schedules.interleaved import interleaved
-from jax_passing.pipelining.schedules.one_f_one_b import one_f_one_b
-from jax_passing.pipelining.schedules.zero_bubble import zb_h1
+from jax_passing.pipelining.schedules import interleaved, one_f_one_b, zb_h1
 from jax_passing.pipelining.simulation import simulate
 from support.pages import blocks, page
 

@@ -1,1 +1,0 @@
-"""Holds the kinds of schedules, a file for each."""
