@@ -16,7 +16,7 @@ from jax_passing import job_names
 from jax_passing.config import address_text
 from jax_passing.conformance.live.data_socket import GroupSocket
 from jax_passing.conformance.live.group_checks import hear
-from jax_passing.conformance.live.joining import ANSWER_S, GroupAnswer, Joined, RefusedError, WorkerEnd, join
+from jax_passing.conformance.live.joining import ANSWER_S, GroupAnswer, Joined, RefusedError, WorkerEnd, join, leave
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
 from jax_passing.host.control_connection import ControlConnection
@@ -36,7 +36,6 @@ from jax_passing.protocol.packet import (
 JOIN_S = 5.0
 TRIES = 4  # of one chunk
 CHUNKS = 32  # of each length
-LEAVE_S = 3.0
 WORKERS = 2
 
 
@@ -141,32 +140,13 @@ def _joined(address: tuple[str, int], name: str, key: bytes | None, answer: Grou
             workers.append(WorkerEnd(address, name, key))
         joined = join(workers, name, answer, JOIN_S)
         group = joined.group
-        _seal(joined)
         yield joined
-        _leave(workers)
+        leave(workers)
     finally:
         for worker in workers:
             worker.close()
         if group is not None:
             group.close()
-
-
-def _seal(joined: Joined) -> None:
-    if (tags := joined.tags) is not None:
-        for number, worker in enumerate(joined.workers):
-            worker.udp.seal = partial(tags.sealed, tags.contributions[number])
-            worker.udp.open = partial(tags.opened, tags.results)
-
-
-def _leave(workers: Sequence[WorkerEnd]) -> None:
-    """Waits for the switch to have dealt with it, so that it isn't taken for a failure."""
-    until = time.monotonic() + LEAVE_S
-    with suppress(OSError, msgspec.DecodeError):
-        for worker in workers:
-            worker.control.send(messages.Leave())
-        for worker in workers:
-            while not isinstance(worker.control.receive(until), messages.Bye):
-                pass
 
 
 def _try_packets(joined: Joined, seen: Seen) -> None:

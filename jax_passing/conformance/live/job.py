@@ -14,7 +14,7 @@ from jax_passing.conformance.exchanges.differences import shown
 from jax_passing.conformance.exchanges.exchange import SLOT_COUNT
 from jax_passing.conformance.exchanges.model import State
 from jax_passing.conformance.live.fences import UNREAD_S, Ends, Fences
-from jax_passing.conformance.live.joining import JOIN_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join
+from jax_passing.conformance.live.joining import JOIN_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join, leave
 from jax_passing.conformance.live.parent_role import ParentEnd, ParentRole
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.host.control_connection import ControlConnection
@@ -22,7 +22,6 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
 
-LEAVE_S = 5.0
 LEASE_S_MIN = 5.0  # heartbeats go out between exchanges, which take that long if a few packets are lost
 AS_PARENT = "run this on the parent's machine, in its place, with --as-parent HOST:PORT, which is the switch's --parent"
 JOBS_MAX = 3  # at once: two of an exchange, and one whose worker is a stranger to them
@@ -81,12 +80,6 @@ class LiveJob:
         self.ends.workers, self.ends.group = joined.workers, joined.group
         self._ranks, self.offer, self.welcome = joined.ranks, joined.offer, joined.welcome
         self.tags = joined.tags
-        if joined.tags is not None:
-            for number, worker in enumerate(joined.workers):
-                worker.udp.seal = partial(joined.tags.sealed, joined.tags.contributions[number])
-                worker.udp.open = partial(joined.tags.opened, joined.tags.results)
-            if joined.group is not None:
-                joined.group.open = partial(joined.tags.opened, joined.tags.results)
         welcome = self.welcome
         if welcome.multicast and joined.group is None:
             raise UntestableError("it welcomes workers to a multicast group that they have declined, or don't hear")
@@ -198,14 +191,8 @@ class LiveJob:
 
     def close(self) -> None:
         """Leaves the job, so that the switch has its slots again."""
-        until = time.monotonic() + LEAVE_S
+        leave(self.ends.workers)
         for worker in self.ends.workers:
-            with suppress(OSError):
-                worker.control.send(messages.Leave())
-        for worker in self.ends.workers:
-            with suppress(OSError, msgspec.DecodeError):
-                while not isinstance(worker.control.receive(until), messages.Bye):
-                    pass
             worker.close()
         if self.ends.group is not None:
             self.ends.group.close()

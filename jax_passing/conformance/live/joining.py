@@ -3,8 +3,12 @@
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
+
+import msgspec
 
 from jax_passing.conformance.live.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.live.tags import JobTags
@@ -13,6 +17,7 @@ from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 
 JOIN_S = 20.0
+LEAVE_S = 5.0
 ANSWER_S = 1.0  # a switch that doesn't answer for so long has lost the packet
 
 M = TypeVar("M", bound=messages.Message)
@@ -123,7 +128,31 @@ def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: fl
         raise
     ranks = sorted(range(len(workers)), key=lambda rank: welcomes[rank].worker)
     offer, tags = next(iter(offers), None), _tags([welcomes[rank] for rank in ranks])
-    return Joined([workers[rank] for rank in ranks], ranks, welcomes[0], offer, group, tags)
+    joined = Joined([workers[rank] for rank in ranks], ranks, welcomes[0], offer, group, tags)
+    if tags is not None:
+        _seal(joined, tags)
+    return joined
+
+
+def _seal(joined: Joined, tags: JobTags) -> None:
+    """Has the sockets put tags on what is sent, and take them off what comes."""
+    for number, worker in enumerate(joined.workers):
+        worker.udp.seal = partial(tags.sealed, tags.contributions[number])
+        worker.udp.open = partial(tags.opened, tags.results)
+    if joined.group is not None:
+        joined.group.open = partial(tags.opened, tags.results)
+
+
+def leave(workers: Sequence[WorkerEnd]) -> None:
+    """Leaves the job, and waits until the switch has dealt with that, so that it isn't taken for a failure."""
+    until = time.monotonic() + LEAVE_S
+    for worker in workers:
+        with suppress(OSError):
+            worker.control.send(messages.Leave())
+    for worker in workers:
+        with suppress(OSError, msgspec.DecodeError):
+            while not isinstance(worker.control.receive(until), messages.Bye):
+                pass
 
 
 def _offer_or_welcome(control: ControlConnection, until: float) -> messages.GroupOffer | messages.Welcome:
