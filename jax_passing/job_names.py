@@ -15,6 +15,12 @@ DEVICES_SUFFIX = "/devices"  # ends the name of the job in which devices are ran
 SHARD_MARK = "/shard "  # is in the names that switches give to the shards of a job
 DOCTOR_MARK = "/doctor "  # is in the names of the jobs in which `jax-passing doctor` tries a switch
 
+_MARKS = {
+    SHARD_MARK: "the shards of a job",
+    HOSTS_MARK: "sets of a job's hosts",
+    DOCTOR_MARK: "the trials of jax-passing doctor",
+}
+
 HOSTS_CHARACTERS_MAX = 16
 
 Environment = Mapping[str, str]
@@ -24,12 +30,9 @@ def check(name: str) -> None:
     """Raises ValueError if a user's name has one of the marks."""
     if name.endswith(DEVICES_SUFFIX):
         raise ValueError(f"expected another name: {DEVICES_SUFFIX!r} at the end is reserved for the devices of a job")
-    if SHARD_MARK in name:
-        raise ValueError(f"expected another name: {SHARD_MARK!r} is reserved for the shards of a job")
-    if HOSTS_MARK in name:
-        raise ValueError(f"expected another name: {HOSTS_MARK!r} is reserved for sets of a job's hosts")
-    if DOCTOR_MARK in name:
-        raise ValueError(f"expected another name: {DOCTOR_MARK!r} is reserved for the trials of jax-passing doctor")
+    for mark, owner in _MARKS.items():
+        if mark in name:
+            raise ValueError(f"expected another name: {mark!r} is reserved for {owner}")
 
 
 def of_devices(job: str) -> str:
@@ -56,7 +59,7 @@ def of_doctor(job: str, trial: str) -> str:
 
 def base(job: str) -> str:
     """Returns the user's name from which a job's name was made: all jobs made from one name have the same key."""
-    for mark in (DOCTOR_MARK, SHARD_MARK, HOSTS_MARK):
+    for mark in _MARKS:
         job = job.partition(mark)[0]
     return job.removesuffix(DEVICES_SUFFIX)
 

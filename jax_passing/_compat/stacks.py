@@ -1,7 +1,9 @@
-"""JAX keeps stacks of calls. These functions read them, and tell which frames are JAX's own, or this package's."""
+"""JAX keeps stacks of calls. These functions read them, and tell whose each frame is."""
 
 import os
-from types import CodeType
+import sys
+import warnings
+from types import CodeType, FrameType
 from typing import Any
 
 import jax
@@ -43,3 +45,21 @@ def is_of_jit(code: CodeType) -> bool:
 def is_transposing(code: CodeType) -> bool:
     """Tells whether this goes through a program backwards."""
     return code.co_filename == _AD and code.co_name.startswith("backward_pass")
+
+
+def warn_in_users_line(category: type[Warning], message: str) -> None:
+    """Warns in the line of the user's program that led here: that is what the warning is about."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (is_of_jax(frame.f_code) or is_of_package(frame.f_code)):
+        frame = frame.f_back
+    if frame is None:  # Python ends
+        warnings.warn(message, category, stacklevel=1)
+        return
+    warnings.warn_explicit(
+        message,
+        category,
+        frame.f_code.co_filename,
+        frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )

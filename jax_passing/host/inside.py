@@ -3,8 +3,8 @@ it is said where one is traced, or when a session ends without sums."""
 
 import logging
 
+from jax_passing._compat.stacks import warn_in_users_line
 from jax_passing.errors import InsideHostWarning
-from jax_passing.host.users_line import warn_in_users_line
 
 log = logging.getLogger("jax_passing")
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from jax_passing._compat.stacks import warn_in_users_line
 from jax_passing.errors import UnfinishedHandlesWarning
-from jax_passing.host.users_line import warn_in_users_line
 
 _NAMED_MAX = 4
 

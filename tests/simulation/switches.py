@@ -6,8 +6,7 @@ from weakref import WeakValueDictionary, finalize
 
 from jax_passing.protocol.keys import KEY_BYTES
 from jax_passing.protocol.packet import WORKERS_MAX
-from jax_passing.switch.data_planes.data_plane import DataPlane, DataPlaneError, SlotVersion
-from jax_passing.switch.data_planes.multicast_group import group_of
+from jax_passing.switch.data_planes.data_plane import DataPlane, DataPlaneError, SlotVersion, group_of
 from jax_passing.switch.server.control_plane import ControlPlane
 from jax_passing.switch.server.settings import SwitchSettings
 from simulation.plan import Plan, Switch

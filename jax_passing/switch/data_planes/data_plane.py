@@ -4,12 +4,17 @@ A data plane knows jobs by number and their slots by range; names, leases and wh
 calls come from one thread and return within microseconds to milliseconds.
 """
 
+import ipaddress
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from jax_passing import _native
+from jax_passing.protocol.packet import GROUP_PORT
 from jax_passing.switch.data_planes.reach import REACH_MAX
+
+GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
 
 
 def is_power_of_two(number: int) -> bool:
@@ -32,6 +37,16 @@ class Group:
     address: str
     port: int
     source: str  # our own address, as the workers know it: they hear no other's packets
+
+
+def group_of(job: int, own_address: str, port: int) -> Group | None:
+    """Returns the group of a job of the switch at this address and port; None if the address isn't IPv4."""
+    own = ipaddress.ip_address(own_address)
+    if own.version != 4:
+        return None
+    # Jobs of this switch get groups of their own, and switches on one network most likely, too.
+    shift = zlib.crc32(own.packed + port.to_bytes(2)) + job
+    return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
 
 
 @dataclass(frozen=True)

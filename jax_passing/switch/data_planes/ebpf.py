@@ -16,8 +16,14 @@ from jax_passing.errors import ConfigError
 from jax_passing.protocol import verdicts
 from jax_passing.protocol.packet import LANES_MAX, WORKERS_MAX
 from jax_passing.switch.data_planes import libbpf
-from jax_passing.switch.data_planes.data_plane import DataPlaneError, Group, JobSlots, SlotVersion, is_power_of_two
-from jax_passing.switch.data_planes.multicast_group import group_of
+from jax_passing.switch.data_planes.data_plane import (
+    DataPlaneError,
+    Group,
+    JobSlots,
+    SlotVersion,
+    group_of,
+    is_power_of_two,
+)
 from jax_passing.switch.data_planes.results_sender import ResultsSender
 
 log = logging.getLogger("jax_passing.switch")

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from jax_passing import _native
 from jax_passing.protocol.packet import WORKERS_MAX
-from jax_passing.switch.data_planes.data_plane import Group, JobSlots, Parent, SlotVersion
-from jax_passing.switch.data_planes.multicast_group import group_of
+from jax_passing.switch.data_planes.data_plane import Group, JobSlots, Parent, SlotVersion, group_of
 
 
 class SoftwareDataPlane:

@@ -10,8 +10,7 @@ from jax_passing.conformance.exchanges.model import Job, Limits, Switch
 from jax_passing.conformance.live.group_checks import PROBES
 from jax_passing.protocol.packet import EVERY_WORKER, PROBE, Packet
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_planes.data_plane import SlotVersion
-from jax_passing.switch.data_planes.multicast_group import group_of
+from jax_passing.switch.data_planes.data_plane import SlotVersion, group_of
 from jax_passing.switch.server.control_server import ControlServer
 from jax_passing.switch.server.settings import SwitchSettings
 from support.switch.serving_thread import ServingThread

@@ -10,8 +10,7 @@ import pytest
 from jax_passing import _native
 from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT, Packet
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_planes.data_plane import DataPlane, JobSlots, Parent, SlotVersion
-from jax_passing.switch.data_planes.multicast_group import GROUPS
+from jax_passing.switch.data_planes.data_plane import GROUPS, DataPlane, JobSlots, Parent, SlotVersion
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 
 
