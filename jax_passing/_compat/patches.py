@@ -3,7 +3,7 @@
 `install` runs when a session begins or when one of our functions is first traced, whichever comes first; importing the
 package changes nothing. No change is ever taken back: each leaves JAX as it was for programs without our sums. The
 table says how JAX is changed; what replaces JAX's own stands in the rooms above, which name it with `Patch.uses`.
-docs/internals/patches.md is made of the table (tests/jax_passing/collective/test_patches.py).
+docs/internals/patches.md has the table, too (tests/jax_passing/collective/test_patches.py).
 """
 
 import inspect
@@ -40,7 +40,6 @@ class Patch:
       why: what would go wrong without the change.
       until: when the change can go.
       change: makes the change, given `ours`.
-      since: the first version of JAX that needs the change.
       ours: what JAX uses from then on: mostly a function that takes JAX's own function and returns another one.
     """
 
@@ -48,7 +47,6 @@ class Patch:
     why: str
     until: str
     change: Callable[[Any], None]
-    since: str = "0.10.0 or before"
     ours: Any = None
 
     def uses(self, ours: _Ours) -> _Ours:
@@ -243,24 +241,3 @@ TABLE = (
     CALLS_OF_EXECUTABLES,
     END_OF_COMPILATION,
 )
-
-NOT_USED = (
-    (
-        "`jax.experimental.overlap.control_dep` (JAX 0.11.2, gone from 0.12.0; XLA knows the call in both)",
-        "It puts one operation behind another, also on CPU and at run time. The sums of a program could be ordered by "
-        "it, but they hand on an int32[] for that, which works in jaxlib 0.10.0, too, where no handler of the call is "
-        "registered. And `hold` needs an operand in any case: it keeps the memory of a sum under way from being given "
-        "to others. It may be used when the oldest jaxlib that we support knows it, and JAX offers it again.",
-    ),
-    (
-        "`jax.experimental.overlap.program_order` (JAX 0.12.0)",
-        "It puts an `optimization_barrier` between operations. On CPU XLA drops these before it decides on the order "
-        "and on buffers: of the three in a program that we compiled none was left.",
-    ),
-    (
-        "XLA's collectives extension for FFI handlers (headers of jaxlib 0.12)",
-        "It gives a handler the communicator of XLA's own collectives, as NCCL's on GPU. Ours needs none: inside a "
-        "host XLA's all-reduce adds up, and between hosts the switch does. Wheels are built on the headers of 0.10.0.",
-    ),
-)
-"""Newer versions of JAX and XLA offer this for the same ends, and it isn't used for these reasons."""

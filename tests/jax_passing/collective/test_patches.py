@@ -1,6 +1,6 @@
-"""When JAX is changed, and what of it; and docs/internals/patches.md, which is made of the table of changes.
+"""When JAX is changed, and what of it; and docs/internals/patches.md, which has the table of changes.
 
-`python tests/jax_passing/collective/test_patches.py` writes the page anew.
+`python tests/jax_passing/collective/test_patches.py` writes the page's table anew.
 """
 
 import json
@@ -101,37 +101,15 @@ def test_jax_is_changed_by_a_session_or_the_first_trace_and_not_by_the_import(be
         assert changed - {f"uncacheable {core.call_p}"} == CHANGED  # newer versions cache no calls by themselves
 
 
-HEAD = """# Changes to JAX
-
-JAX has no hook for most of what sums over hosts need, so these parts of it are changed. Importing `jax_passing` changes
-nothing: `jax_passing._compat.patches.install` does, when a session begins or when one of our functions is first traced,
-whichever comes first. Programs without our sums stay as they were. Our own primitives and handlers are registered by
-JAX's public functions; on TPU these primitives are also added to JAX's set
-`dispatch.prim_requires_devices_during_lowering` when a session begins.
-
-[`use_for_jax`](../train/any_program.md) changes jaxlib in the memory of its process, not the file. If jaxlib is loaded
-already, its MPItrampoline is made to load a library anew (`xla_ffi/mpi/late_binding.h` says how). An entry in a table
-of virtual functions leads to a function of ours, which learns for which devices XLA makes a communicator
-(`xla_ffi/mpi/cliques.h`). Both can go when XLA lets a program bring collectives of its own.
-
-The table is made of the one in `jax_passing/_compat/patches.py`.
-
-| What is changed | Why | Since JAX | When it can go | What replaces it |
-|---|---|---|---|---|
-"""
-
-OFFERED = """
-## Offers of newer versions of JAX and XLA, and why we don't use them
-
-| What | Why not |
-|---|---|
-"""
+HEADING = "| What is changed | Why | When it can go | What replaces it |\n|---|---|---|---|\n"
 
 
 def page():
+    """Returns the page with the table as it should be."""
     assert jax_passing.psum  # so all rooms have said what replaces JAX's own
-    rows = [row(patch.what, patch.why, patch.since, patch.until, home(patch)) for patch in patches.TABLE]
-    return HEAD + "".join(rows) + OFFERED + "".join(row(*each) for each in patches.NOT_USED)
+    before, _, behind = PAGE.read_text().partition(HEADING)
+    rows = [row(patch.what, patch.why, patch.until, home(patch)) for patch in patches.TABLE]
+    return before + HEADING + "".join(rows) + behind[behind.index("\n\n") + 1 :]
 
 
 def row(*cells):
@@ -145,10 +123,9 @@ def home(patch):
     return f"`{module.removeprefix('jax_passing.').replace('.', '/')}.py`"
 
 
-def test_the_page_is_made_of_the_table():
+def test_the_page_has_the_table():
     assert PAGE.read_text() == page(), "run `python tests/jax_passing/collective/test_patches.py`"
 
 
 if __name__ == "__main__":
-    PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text(page())
