@@ -2,8 +2,66 @@
 
 import pytest
 
+from jax_passing import _native
 from jax_passing.conformance import run
-from jax_passing.conformance.switch_under_test import SlotPool
+from jax_passing.conformance.exchanges.exchange import Played
+from jax_passing.conformance.exchanges.model import Limits, State
+
+FARTHEST = (1 << 31) - 1  # a reach in which all sequences are
+
+
+class SlotPool:
+    """One pool plays all exchanges, so what one leaves behind must not matter to the next."""
+
+    name = "C++ slot pool"
+
+    def __init__(self, reach=None):
+        self.limits = Limits(reach=reach)
+        self._pool = _native.SlotPool(slot_count=64)
+
+    def play(self, exchange):
+        addresses = {address: ("192.0.2.1", 1024 + index) for index, address in enumerate(exchange.addresses())}
+        pool = self._pool
+        for job in exchange.jobs:
+            parent = job.parent
+            pool.add_job(
+                job=job.number,
+                epoch=job.epoch,
+                slot_first=job.slot_first,
+                slot_count=job.slot_count,
+                addresses=[addresses[str(worker)] for worker in job.workers],
+                parent=None
+                if parent is None
+                else (parent.job, parent.epoch, parent.slot_first, parent.worker, addresses[str(parent.address)]),
+                reach=FARTHEST if self.limits.reach is None else self.limits.reach,
+            )
+        jobs = {job.number: job for job in exchange.jobs}
+        received = {}
+        verdicts = []
+        for step in exchange.steps:
+            verdict, whom, number, worker, packet = pool.on_packet(step.packet, addresses[step.source])
+            verdicts.append(verdict)
+            if whom != "nobody":
+                for address in _destinations(jobs[number], whom, worker):
+                    received.setdefault(str(address), []).append(packet)
+        states = {
+            (slot, version): State(*pool.slot_version(slot, version))
+            for job in exchange.jobs
+            for slot in range(job.slot_first, job.slot_first + job.slot_count)
+            for version in (0, 1)
+        }
+        for number in jobs:
+            pool.remove_job(number)
+        return Played(received, verdicts=verdicts, states=states)
+
+
+def _destinations(job, whom, worker):
+    if whom == "every_worker":
+        return job.workers
+    if whom == "worker":
+        return [job.workers[worker]]
+    return [job.parent.address]
+
 
 DEVICES = {"any sequence": SlotPool(), "reach 1024": SlotPool(reach=1024), "reach 64": SlotPool(reach=64)}
 SEEDS = 300
