@@ -11,7 +11,7 @@ from jax_passing.protocol.packet import WORKERS_MAX
 
 
 def predictions(cluster: Cluster, elements: int) -> list[Prediction]:
-    """All strategies' and the parameter servers'; flat only where the switches have ranks enough."""
+    """Predicts all strategies, and parameter servers; flat only where the switches have enough ranks."""
     ours = [s for s in planner.PREDICTABLE if s != "flat" or planner.fits_flat(cluster)]
     return [planner.predict(cluster, s, elements) for s in ours] + planner.parameter_servers(cluster, elements)
 
@@ -57,7 +57,7 @@ def _choice(cluster: Cluster, elements: int) -> planner.Strategy:
 
 
 def conclusion(cluster: Cluster, elements: int) -> str:
-    """The choice, and the reason."""
+    """Says which strategy `auto` chooses, and why."""
     chosen = _choice(cluster, elements)
     other: planner.Strategy = "native" if chosen == "passing" else "passing"
     best, worse = (planner.predict(cluster, s, elements) for s in (chosen, other))
@@ -79,7 +79,7 @@ def conclusion(cluster: Cluster, elements: int) -> str:
 
 
 def as_json(cluster: Cluster, elements: int) -> dict[str, Any]:
-    """The same as what is printed, with all digits."""
+    """Returns what is printed, with all digits."""
     return {
         "cluster": asdict(cluster),
         "size_bytes": 4 * elements,

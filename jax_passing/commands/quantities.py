@@ -16,7 +16,7 @@ _OTHER_NAMES = {"half": "float16", "float": "float32", "double": "float64"}
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from "4096", "64K", "64MB", "1.5G". K, M and G are powers of 1024, whether B or iB follows or not: so
+    """Reads bytes from "4096", "64K", "64MB", "1.5G". K, M and G are powers of 1024, whether B or iB follows or not: so
     nccl-tests read them, which look at one letter."""
     match = _SIZE.fullmatch(text.strip().upper())
     size = int(Fraction(match[1]) * 2 ** _POWERS[match[2]]) if match else 0
@@ -28,7 +28,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_dtype(text: str) -> str:
-    """The name of a dtype that psum takes, except bool, from that or an abbreviation of it."""
+    """Returns the name of a dtype that psum takes, except bool, given that or an abbreviation of it."""
     lower = text.strip().lower()
     short = re.fullmatch(r"([a-z]+)(\d+)", lower)
     name = _PREFIXES.get(short[1], short[1]) + short[2] if short else _OTHER_NAMES.get(lower, lower)

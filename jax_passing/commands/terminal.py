@@ -22,7 +22,7 @@ def _shown(line: str) -> str:
 
 
 class LineSplitter:
-    """Bytes of a pipe to lines, and to states of a line that is drawn over and over."""
+    """Turns bytes of a pipe into lines, and into states of a line that is drawn over and over."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -72,14 +72,14 @@ class TaggedOutput:
             self._console.file.flush()
 
     def line(self, tag: str, text: str) -> None:
-        """A whole line."""
+        """Prints a whole line."""
         self._clear_live()
         self._live.pop(tag, None)
         self._print(tag, text, end="\n")
         self._draw_live()
 
     def refresh(self, tag: str, text: str) -> None:
-        """The line that is being drawn has a new state."""
+        """Shows the new state of a line that is being drawn."""
         if self._console.is_terminal:
             self._clear_live()
             self._live[tag] = text

@@ -32,7 +32,7 @@ class Outcome:
 
 
 def cases(limits: Limits, seed: int, exchanges: int) -> list[Exchange]:
-    """The golden table, what depends on the limits, and random exchanges from `seed` on."""
+    """Returns the golden table, the cases that depend on the limits, and random exchanges from `seed` on."""
     return [
         *golden.read(),
         *limit_cases.cases(limits),

@@ -24,7 +24,7 @@ _ANY_JOB = "any"  # the trial's, where no job is named: without a key, names onl
 
 
 def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
-    """`arguments`: settings by name, as of `jax_passing.init`; None: not given."""
+    """Makes all checks. `arguments`: settings by name, as of `jax_passing.init`; None: not given."""
     yield software.python(sys.version_info[:3], platform.python_implementation().lower())
     yield software.jax(software.installed(("jax", "jaxlib")))
     yield software.handlers(software.sum_of_one_host)
@@ -45,7 +45,7 @@ def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
 
 
 def tell_of_gpus(interface: str) -> None:
-    """`interface`: which one leads to the switch; empty if that isn't known."""
+    """Tells the parent process of the GPUs. `interface`: which one leads to the switch; empty if that isn't known."""
     packages = software.installed(("jaxlib", *gpu.PLUGINS))
     apart.tell(gpu.findings(cuda_driver.Driver, ROOT, packages, _nccl_version, interface or None))
 

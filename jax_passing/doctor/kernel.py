@@ -129,7 +129,7 @@ def devices(environment: Mapping[str, str]) -> int:
 
 
 def files(soft: int, hard: int) -> Finding:
-    """-1: no limit."""
+    """Judges how many files this process may open; -1: any number."""
     check = "open files"
     ours, most = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in (soft, hard))
     text = f"{ours}, at most {most}".replace(str(math.inf), "any number")

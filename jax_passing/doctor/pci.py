@@ -47,7 +47,7 @@ def node(name: str, link: Path) -> Node | None:
 
 
 def gpu(root: Path, address: str) -> Node | None:
-    """`address`: as the driver has it."""
+    """Returns the node of the GPU with this address, as the driver has it."""
     return node(address, _folder(root, address))
 
 
@@ -58,7 +58,7 @@ def _folder(root: Path, address: str) -> Path:
 
 
 def nvidia_devices(root: Path) -> list[str]:
-    """Addresses of the graphics cards on the bus, with a driver or without."""
+    """Lists the addresses of the graphics cards on the bus, with a driver or without."""
     found = []
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         try:
@@ -71,7 +71,7 @@ def nvidia_devices(root: Path) -> list[str]:
 
 
 def cards(root: Path) -> list[Node]:
-    """Network and RDMA devices; several of one card are one node."""
+    """Lists network and RDMA devices; several of one card are one node."""
     by_path: dict[tuple[str, ...], list[Node]] = {}
     for folder in _CLASSES.values():
         for link in sorted((root / folder).glob("*")):
@@ -81,7 +81,8 @@ def cards(root: Path) -> list[Node]:
 
 
 def nearest(of: Node, candidates: Sequence[Node]) -> Neighbour | None:
-    """None if there are no candidates. Where the way says nothing, those of the same NUMA node are nearer."""
+    """Returns the candidates nearest to `of`; None if there are none. Where the way says nothing, those of the same
+    NUMA node are nearer."""
     if not candidates:
         return None
 

@@ -53,7 +53,7 @@ def to(address: tuple[str, int]) -> Route:
 
 
 def mtu(route: Route, lanes: int) -> Finding:
-    """`lanes`: of the longest packets."""
+    """Judges whether the longest packets, which have so many `lanes`, fit."""
     check = "MTU"
     if route.mtu >= route.mtu_for(lanes):
         return good(check, f"{route.mtu} bytes to {route.switch}, through {route.through}")
@@ -67,7 +67,7 @@ def mtu(route: Route, lanes: int) -> Finding:
 
 
 def rate(route: Route, given_gbit: float | None) -> Finding:
-    """`given_gbit`: the setting."""
+    """Tells the rate of the link. `given_gbit`: the setting."""
     check = "rate of the link"
     if given_gbit is not None:
         return good(check, f"{given_gbit:g} Gbit/s, as link_gbit says")

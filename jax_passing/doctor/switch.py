@@ -7,7 +7,7 @@ from jax_passing.doctor.trial import Seen
 
 
 def findings(seen: Seen, switch: str) -> list[Finding]:
-    """`switch`: its address, for people."""
+    """Says what a trial has seen. `switch`: its address, for people."""
     at = f"switch {switch}"
     if seen.unreachable:
         remedy = "Start it (jax-passing switch), check the address, let TCP and UDP pass; see all of its log."

@@ -83,7 +83,7 @@ class Seen:
 
 
 def look(address: tuple[str, int], key: bytes | None, job: str) -> Seen:
-    """`key`: of `job`, if there is one."""
+    """Tries the switch at this address. `key`: of `job`, if there is one."""
     seen = Seen()
     began = time.monotonic()
     name = job_names.of_doctor(job, uuid.uuid4().hex[:12])
@@ -173,7 +173,7 @@ def _try_packets(joined: Joined, seen: Seen) -> None:
 
 
 def _try_chunk(joined: Joined, position: int, passed: Passed) -> None:
-    """One sum. A resend asks for it again, as a host's does."""
+    """Makes one sum. A resend asks for it again, as a host's does."""
     welcome, count = joined.welcome, joined.welcome.slot_count
     packets = [
         Packet(

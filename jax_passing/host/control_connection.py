@@ -84,7 +84,7 @@ class ControlConnection:
         return received
 
     def hang_up(self) -> None:
-        """After what was sent."""
+        """Hangs up after what was sent."""
         self._loop.call(self._contact.close)
 
     def close(self) -> None:

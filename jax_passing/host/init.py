@@ -136,7 +136,7 @@ def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config
 
 
 def _text(value: Any) -> str:
-    """As one writes it in a variable."""
+    """Writes a setting as one does in a variable."""
     if not isinstance(value, tuple):
         return str(value)
     return ",".join(address_text(*each) if isinstance(each, tuple) else each for each in value)

@@ -218,7 +218,7 @@ class Membership:
                     self._owner.all_left(self)
 
     def _on_relay(self, payload: bytes) -> None:
-        """Rank 0's. Raises msgspec.DecodeError."""
+        """Takes what rank 0 relays. Raises msgspec.DecodeError."""
         kind, content = payload[:1], payload[1:]
         if kind == messages.RELAYED_ORDER:
             self.transport.deliver_order_message(content)
@@ -261,7 +261,7 @@ class Membership:
             self.shards[stall.shard].send(stalls.question(stall))
 
     def _on_answer(self, state: messages.SlotState | None) -> None:
-        """The switch says this of the stall; None: nothing."""
+        """Takes what the switch says of the stall; None: nothing."""
         assert self._asked is not None
         assert self._answer_timer is not None
         self._answer_timer.cancel()
@@ -314,7 +314,7 @@ class Membership:
 
     @property
     def failure(self) -> Failure | None:
-        """Why sums fail from now on, if so. May be asked on any thread."""
+        """Returns why sums fail from now on, if so. May be asked on any thread."""
         if self._failure is not None or self._is_closed or not self._has_begun:
             return self._failure
         noticed = self.transport.failure()  # its event may not have come yet

@@ -83,7 +83,7 @@ def refusals_told(
 
 
 def differences(said: Mapping[int, Mapping[str, Sequence[str]]]) -> list[str]:
-    """By process, its facts by name: which of them differ, and who has what."""
+    """Lists the facts that differ, and which process has what. `said`: by process, its facts by name."""
     found = []
     for name in dict.fromkeys(name for facts in said.values() for name in facts):
         who: dict[Any, list[int]] = {}

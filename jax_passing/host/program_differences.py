@@ -1,4 +1,4 @@
-"""In what a host's program differs from rank 0's: for people, with what to do about it. Pure."""
+"""Says how a host's program differs from rank 0's, and what to do about it. Pure."""
 
 import re
 from collections import Counter
@@ -76,7 +76,7 @@ _fields = msgspec.json.Decoder(dict[str, Any])
 
 
 def fields_of(identity: str) -> dict[str, Any]:
-    """Raises msgspec.DecodeError."""
+    """Reads the fields of an identity. Raises msgspec.DecodeError."""
     return messages.decode(_fields, identity)
 
 
@@ -186,13 +186,13 @@ def _canonical(one: _Sum) -> bytes:
 
 
 def _calls(sums: Iterable[_Sum]) -> int:
-    """Buckets of one call count once."""
+    """Counts the calls; buckets of one call count once."""
     by_bucket = Counter(one.bucket for one in sums)
     return max(by_bucket.values())
 
 
 def _leaves(sums: Iterable[_Sum]) -> dict[str, str]:
-    """Types by path, whatever buckets they are in."""
+    """Returns types by path, whatever buckets they are in."""
     types: dict[str, set[str]] = {}
     for one in sums:
         for path, dtype in one.leaves:
@@ -221,7 +221,7 @@ def _leaves_differ(ours: Mapping[str, str], theirs: Mapping[str, str], rank: int
 
 
 def _tree(leaves: Mapping[str, str]) -> str:
-    """ "{loss, memory}"."""
+    """Writes a tree like "{loss, memory}"."""
     if list(leaves) == [""]:
         return f"an array {leaves['']}"
     names = [re.sub(r"^\['([^'\]]*)'\]$", r"\1", path) for path in leaves]
@@ -229,7 +229,7 @@ def _tree(leaves: Mapping[str, str]) -> str:
 
 
 def _modules_differ(own: Compared, rank_0s: Compared, rank: int) -> str:
-    """Their fingerprints do."""
+    """Describes how their compiled modules differ, as their fingerprints do."""
     copies = Counter(own.identities)
     alike = _by_location(_Sum(identity) for identity, count in copies.items() if count > 1)
     some = _listed([_location_text(location, alike) for location in list(alike)[:SHOWN_MAX]], len(alike))
@@ -252,7 +252,7 @@ def _modules_differ(own: Compared, rank_0s: Compared, rank: int) -> str:
 
 
 def _operations(text: str) -> dict[str, str] | None:
-    """ "14 fusion, 3 dot"; None if it isn't of this kind."""
+    """Reads a text like "14 fusion, 3 dot"; None if it isn't of this kind."""
     parts = [re.fullmatch(r"(\d+) ([\w.-]+)", part) for part in text.split(", ")]
     return {found[2]: found[1] for found in parts if found} if all(parts) else None
 

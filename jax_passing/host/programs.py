@@ -45,7 +45,7 @@ class Program(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def stream(self) -> str:
-        """Its sums' stream."""
+        """Returns its sums' stream."""
         return ", ".join(sorted({_stream(identity) for identity in self.identities}))
 
 
@@ -80,12 +80,12 @@ def bounded(info: "ProgramInfo") -> Program:
 
 
 def encode(program: Program) -> bytes:
-    """At most messages.RELAY_BYTES_MAX."""
+    """Writes a program, in messages.RELAY_BYTES_MAX at most."""
     return _encoder.encode(program)
 
 
 def decode(payload: bytes) -> Program:
-    """Raises msgspec.DecodeError."""
+    """Reads a program. Raises msgspec.DecodeError."""
     return messages.decode(_decoder, payload)
 
 

@@ -181,7 +181,7 @@ class Ranks:
 
     @property
     def failure(self) -> Failure | None:
-        """Why sums fail from now on, if so."""
+        """Returns why sums fail from now on, if so."""
         if (failure := self.host.failure) is not None:
             return failure
         return next((self._of_hosts(failure) for device in self.devices if (failure := device.failure)), None)

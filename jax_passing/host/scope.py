@@ -105,24 +105,24 @@ def check_process() -> None:
 
 
 def _set(scope: Scope | None) -> None:
-    """For the calling thread, until it is set again."""
+    """Sets the scope of the calling thread, until it is set again."""
     _of_thread(scope).__enter__()
 
 
 def within(scope: Scope) -> AbstractContextManager[None]:
-    """In this block it is the calling thread's."""
+    """Returns a context in which this is the calling thread's scope."""
     context: AbstractContextManager[None] = _of_thread(scope)
     return context
 
 
 def of_thread() -> Scope | None:
-    """The calling thread's, as it was set last: it may be that of a session that is over."""
+    """Returns the calling thread's scope, as it was set last: it may be that of a session that is over."""
     scope: Scope | None = _of_thread.value
     return scope
 
 
 def of_session() -> Scope | None:
-    """The scope of the thread that called `init`, on any thread; None without a session."""
+    """Returns the scope of the thread that called `init`, on any thread; None without a session."""
     return _session
 
 
@@ -137,7 +137,7 @@ def several_threads() -> bool:
 
 
 def current() -> Scope | None:
-    """This thread's scope; None without a session: then nothing is known of the hosts yet.
+    """Returns this thread's scope; None without a session: then nothing is known of the hosts yet.
 
     Raises:
       ThreadError: there is a session, but it is another thread's.
@@ -158,7 +158,7 @@ def current() -> Scope | None:
 
 
 def required(function: str) -> Scope:
-    """This thread's scope, for a function of ours that needs one.
+    """Returns this thread's scope, for a function of ours that needs one.
 
     Raises:
       NotInitializedError: there is no session.

@@ -14,7 +14,7 @@ from jax_passing.errors import UnsupportedDtypeError
 
 
 def to_words(array: jax.Array) -> jax.Array:
-    """int32[words], the bits of all elements, row by row: a word holds one, two or four of them, or half of one."""
+    """Returns int32[words], the bits of all elements by rows: a word holds one, two or four of them, or half of one."""
     bits = _bits(array).reshape(-1)
     per_word = 4 // bits.dtype.itemsize
     if per_word > 1:
@@ -34,7 +34,7 @@ def from_words(words: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Arra
 
 
 def _wide(dtype: Any) -> tuple[np.dtype, int]:
-    """The unsigned integers that hold an element's bits, of 1, 2, 4 or 8 bytes, and how many of them."""
+    """Returns the type of unsigned integers that hold an element's bits, of 1, 2, 4 or 8 bytes, and how many do."""
     dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return np.dtype(f"uint{dtype.itemsize * 4}"), 2
@@ -55,7 +55,7 @@ def _width(dtype: Any) -> int:
 
 
 def _bits(array: jax.Array) -> jax.Array:
-    """Unsigned integers, with a last dimension of two for complex numbers."""
+    """Returns unsigned integers, with a last dimension of two for complex numbers."""
     dtype = array.dtype
     if dtype == np.bool_:
         return array.astype(np.uint8)
@@ -78,9 +78,8 @@ def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
 
 
 def to_key(array: jax.Array, largest: bool) -> jax.Array:
-    """int32 or int64 (of 64-bit dtypes), of the same shape: the greatest key is that of the largest element.
-
-    Of the smallest one if not `largest`. NaN is beyond all numbers, either way; -0.0 is less than +0.0.
+    """Returns keys, int32 or int64 (of 64-bit dtypes), of the same shape. The greatest key is that of the largest
+    element, or of the smallest one if not `largest`. NaN is beyond all numbers, either way; -0.0 is less than +0.0.
     """
     dtype = array.dtype
     if jnp.issubdtype(dtype, jnp.floating):
@@ -116,7 +115,7 @@ def from_key(key: jax.Array, dtype: Any, largest: bool) -> jax.Array:
 
 
 def halves(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """int64 to two int32, the upper one and the lower one, whose order is that of the int64 if the first are equal."""
+    """Splits int64 into int32 (upper, lower). Where the upper are equal, the lower are in the order of the int64."""
     parts = jax.lax.bitcast_convert_type(key, np.int32)
     return parts[..., 1], parts[..., 0] ^ np.iinfo(np.int32).min
 

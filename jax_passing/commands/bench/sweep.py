@@ -35,7 +35,7 @@ class Options:
     warmup: int
 
     def counts(self) -> Iterator[int]:
-        """Elements of each size, at least one."""
+        """Yields how many elements each size has, at least one."""
         size_bytes = self.min_bytes
         while size_bytes <= self.max_bytes:
             yield max(1, size_bytes // _dtype(self.dtype).itemsize)
@@ -54,18 +54,18 @@ def contribution(device: int, count: int, dtype: str) -> np.ndarray:
 
 
 def expected_sum(devices: int, count: int, dtype: str) -> np.ndarray:
-    """The sum of all devices' contributions, computed in 64-bit integers. Shape (count,)."""
+    """Returns the sum of all devices' contributions, computed in 64-bit integers. Shape (count,)."""
     total = sum(contribution(device, _PATTERN_PERIOD, "int64") for device in range(devices))
     return np.resize(np.asarray(total).astype(_dtype(dtype)), count)
 
 
 def count_wrong(out: jax.Array, expected: np.ndarray) -> int:
-    """Elements that differ from `expected`, over the shards (1, count) of all local devices."""
+    """Counts the elements that differ from `expected`, over the shards (1, count) of all local devices."""
     return sum(int(np.count_nonzero(np.asarray(shard.data)[0] != expected)) for shard in out.addressable_shards)
 
 
 class Bench:
-    """The jitted functions of a session, over a mesh of this process's devices."""
+    """Holds the jitted functions of a session, over a mesh of this process's devices."""
 
     def __init__(self, session: jax_passing.Session, options: Options):
         self._rank, self._hosts, self._options = session.rank, session.world_size, options

@@ -15,7 +15,7 @@ from jax_passing.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One system, one size: the times of its iterations, and what theory says of them.
+    """A row has the times of one system's sums of one size, and what theory says of them.
 
     Attributes:
       system: what was measured ("jax_passing", "gloo", …).
@@ -47,7 +47,7 @@ class Row:
 
     @property
     def time_s(self) -> float:
-        """The median."""
+        """Returns the median."""
         return statistics.median(self.times_s)
 
     @property
@@ -122,7 +122,7 @@ NOTE = (
 
 
 def table(rows: Sequence[Row], title: str | None = None) -> Table:
-    """The rows as a table, with the columns that they need. Print `NOTE` under it."""
+    """Makes a table of the rows, with the columns that they need. Print `NOTE` under it."""
     result = Table(title=title, box=box.SIMPLE)
     columns = [column for column in _COLUMNS if column[2](rows)]
     for heading, _, _ in columns:

@@ -65,8 +65,8 @@ async def _stream(descriptor: int) -> asyncio.StreamReader:
 async def start(
     tag: str, command: Sequence[str], environment: dict[str, str] | None = None, order: bytes | None = None
 ) -> Child:
-    """`tag`: stands before each line of its output. `order`: what its standard input begins with, which then stays open
-    as long as we live."""
+    """Starts a process. `tag`: stands before each line of its output. `order`: what its standard input begins with,
+    which then stays open as long as we live."""
     # Pipes of our own: with subprocess.PIPE, Process.wait waits until nobody holds the other end any more, and what a
     # script left behind in another session may hold it for ever.
     (stdout, child_stdout), (stderr, child_stderr) = os.pipe(), os.pipe()
@@ -116,7 +116,8 @@ def follow(child: Child, output: TaggedOutput) -> None:
 
 
 async def stop(children: Iterable[Child], impatient: asyncio.Event) -> None:
-    """SIGTERM, then SIGKILL after a while or when `impatient` is set. Whole groups: workers of a script too."""
+    """Sends SIGTERM to whole process groups, and so to a script's workers, too; then SIGKILL, after a while or when
+    `impatient` is set."""
     children = list(children)
     for child in children:
         child.signal_group(signal.SIGTERM)

@@ -52,7 +52,7 @@ async def _await_ranks(
 
 
 def _culprit(failed: list[Child]) -> Child:
-    """The rank to blame: the first to exit, unless it only reports that it lost another."""
+    """Returns the rank to blame: the first to exit, unless it only reports that it lost another."""
     lost_others = "HostLostError: "  # typed, or in the text of an error of JAX
     return next((child for child in failed if not any(lost_others in line for line in child.tail)), failed[0])
 
@@ -126,7 +126,7 @@ async def _run(
 
 
 def _report(culprit: Child, console: Console, unreachable: str | None) -> int:
-    """`unreachable`: the machine, if ssh failed."""
+    """Tells the user what happened, and returns the exit code. `unreachable`: the machine, if ssh failed."""
     code = culprit.process.returncode or 0
     what = f"{culprit.tag} failed first ({culprit.how_it_ended()})"
     if unreachable is not None:

@@ -19,7 +19,8 @@ FAILED = 254  # the exit code if nothing could be started; 255 is ssh's own
 
 
 def order(arguments: Sequence[str], environment: Mapping[str, str], folder: str) -> bytes:
-    """The line: these arguments of the Python interpreter, in this folder, with these variables beside the host's."""
+    """Writes the line that says what to run: Python with these arguments, in this folder, with these variables beside
+    the host's."""
     return json.dumps({"arguments": arguments, "environment": environment, "folder": folder}).encode() + b"\n"
 
 

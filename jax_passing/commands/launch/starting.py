@@ -37,7 +37,7 @@ def machines_of(hosts: str) -> tuple[int, list[str]]:
 
 
 def _own_address(machine: str) -> str:
-    """Ours, as that machine knows it."""
+    """Returns this machine's address, as that machine knows it."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(machine.rpartition("@")[2], 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -51,7 +51,10 @@ def _own_address(machine: str) -> str:
 
 
 def job_of_run(switch: str | None) -> str:
-    """A name of this run alone. A key belongs to a name, so with one that is given, too. Raises ConfigError."""
+    """Returns a name that no other run has; or the given one, if there is a key, as that belongs to a name.
+
+    Raises ConfigError.
+    """
     if not os.environ.get(PREFIX + "KEY_FILE"):
         return f"run-{uuid.uuid4().hex[:8]}"
     job = os.environ.get(PREFIX + "JOB")

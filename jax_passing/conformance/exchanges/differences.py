@@ -23,7 +23,7 @@ LANES_SHOWN = 8
 
 
 def shown(data: bytes) -> str:
-    """A packet: its fields by name; if it is none, why, and its bytes."""
+    """Describes a packet by its fields; if it is none, says why, and shows its bytes."""
     try:
         packet = decode(data)
     except MalformedError as error:
@@ -47,7 +47,7 @@ def _hexadecimal(data: bytes) -> str:
 
 
 def difference(exchange: Exchange, played: Played) -> str:
-    """The first thing that the switch did otherwise; empty if there is none."""
+    """Describes the first thing that the switch did otherwise; empty if there is none."""
     steps = exchange.steps
     if played.verdicts is not None:
         for index, (step, verdict) in enumerate(zip(steps, played.verdicts, strict=True)):
@@ -125,7 +125,8 @@ def _unlike(expected: bytes, got: bytes) -> str:
 
 
 def _story(exchange: Exchange, played: Played, last: int | None) -> str:
-    """The packets that led to it, with the switch's own numbers: those for the slot version of step `last`, or all."""
+    """Lists the packets that led to it, with the switch's own numbers: those for the slot version of step `last`, or
+    all."""
     steps = list(enumerate(exchange.steps))
     if last is not None:
         own = _slot_version(exchange.steps[last].packet)

@@ -17,7 +17,7 @@ STRANGER = "X"  # an address with which nobody has joined A or B
 
 
 def jobs_of(text: str) -> tuple[Job, ...]:
-    """Jobs with their workers: "A2 B3" has two. Worker 1 of job A sends from address "A1".
+    """Reads jobs with their workers: "A2 B3" has two jobs. Worker 1 of job A sends from address "A1".
 
     "A2^" has a parent. The workers of "A2*" hear results from a group, whose address is "A*".
     """
@@ -59,7 +59,7 @@ class Exchange:
     chunks: str = "any"
 
     def not_applicable(self, limits: Limits) -> str:
-        """Why it can't be played on a data plane with these limits; empty if it can."""
+        """Says why it can't be played on a data plane with these limits; empty if it can."""
         workers = max(len(job.workers) for job in self.jobs)
         if workers > limits.worker_limit:
             return f"a job has at most {limits.worker_limit} workers here"
@@ -135,7 +135,7 @@ def _played_on_model(exchange: Exchange, limits: Limits) -> tuple[Switch, list[S
 
 
 def answered_by_model(exchange: Exchange, limits: Limits) -> Exchange:
-    """The same packets in; verdicts and packets out as the reference model says."""
+    """Returns the exchange with the verdicts and packets that the reference model answers."""
     return replace(exchange, steps=tuple(_played_on_model(exchange, limits)[1]))
 
 

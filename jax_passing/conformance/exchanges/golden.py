@@ -10,7 +10,7 @@ from jax_passing.conformance.exchanges.model import Job
 
 
 def read() -> list[Exchange]:
-    """All cases, in the order of the file."""
+    """Reads all cases, in the order of the file."""
     table = tomllib.loads(files("jax_passing.conformance.exchanges").joinpath("golden.toml").read_text())
     return [_exchange(section, case) for section, cases in table.items() for case in cases]
 
@@ -39,5 +39,5 @@ def _step(step: Sequence[str], jobs: Sequence[Job]) -> Step:
 
 
 def _bytes(text: str) -> bytes:
-    """Hexadecimal; "00000001*3" is that word three times."""
+    """Reads hexadecimal; "00000001*3" is that word three times."""
     return bytes.fromhex(re.sub(r"([0-9a-f]+)\*(\d+)", lambda found: found[1] * int(found[2]), text))

@@ -19,7 +19,7 @@ def cases(limits: Limits) -> list[Exchange]:
 
 
 def _numbers_of_workers(limits: Limits) -> list[int]:
-    """Around the words that a bitmap may be made of."""
+    """Returns numbers around the sizes of the words that a bitmap may be made of."""
     limit = limits.worker_limit
     return sorted({n for n in (1, 2, 5, 8, 9, 16, 17, 31, 32, 33, 63, 64, limit) if n <= limit})
 
@@ -35,7 +35,7 @@ def _exchange(description: str, jobs: str, sent: list[tuple[str, Packet]], limit
 
 
 def _lanes(count: int, worker: int) -> tuple[int, ...]:
-    """All different, of both signs."""
+    """Makes lanes that are all different, and of both signs."""
     return tuple((lane * 1_000_003 * (-1) ** worker + worker * 7 + 1) % (1 << 32) for lane in range(count))
 
 

@@ -113,7 +113,7 @@ def _signed(lane: int) -> int:
 
 
 def _combined(contributions: dict[int, Packet]) -> Packet:
-    """Flags or-ed; lanes added modulo 2^32, or the signed maximum of each."""
+    """Combines contributions: all their flags, and for each lane the sum modulo 2^32 or the signed maximum."""
     first, *others = contributions.values()
     flags, lanes = first.flags, list(first.lanes)
     for other in others:
@@ -124,7 +124,7 @@ def _combined(contributions: dict[int, Packet]) -> Packet:
 
 
 def is_newer(sequence: int, held: int) -> bool:
-    """Serial number arithmetic; what is exactly 2^31 away, which RFC 1982 leaves open, is newer."""
+    """Compares by serial number arithmetic; what is exactly 2^31 away, which RFC 1982 leaves open, is newer."""
     return 1 <= (sequence - held) % (1 << 32) <= 1 << 31
 
 
@@ -141,7 +141,7 @@ class Switch:
         self._completed: dict[int, int] = {}  # by job: the furthest sequence to which all workers have contributed
 
     def add_job(self, job: Job) -> None:
-        """A new job, or a new epoch of it. Its slots are empty."""
+        """Adds a job, or a new epoch of one. Its slots are empty."""
         self._jobs[job.number] = job
         self._completed[job.number] = 0
         for slot in range(job.slot_first, job.slot_first + job.slot_count):
@@ -218,7 +218,7 @@ class Switch:
         return Answer("resend" if again else "complete", to, result)
 
     def _on_result(self, job: Job, parent: Parent, packet: Packet, source: Address) -> Answer:
-        """The parent's sum of all its workers, this switch among them."""
+        """Takes the parent's sum of all its workers, this switch among them."""
         if packet.epoch != parent.epoch:
             return Answer("foreign_epoch")
         if packet.worker != EVERY_WORKER:

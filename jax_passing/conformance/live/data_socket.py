@@ -58,11 +58,11 @@ class DataSocket:
         self.send_raw(self.seal(packet))
 
     def send_raw(self, packet: bytes) -> None:
-        """Without a tag of ours."""
+        """Sends a packet without a tag of ours."""
         self._udp.sendto(packet, self._switch)
 
     def receive(self, until: float) -> bytes:
-        """The next packet from the switch. Raises TimeoutError at `until`, in seconds of time.monotonic()."""
+        """Returns the next packet from the switch. Raises TimeoutError at `until`, in seconds of time.monotonic()."""
         while (left_s := until - time.monotonic()) > 0:
             self._udp.settimeout(left_s)
             packet, source = self._received()

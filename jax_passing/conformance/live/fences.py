@@ -52,7 +52,7 @@ class Ends:
 
 
 class Fences:
-    """Made by completing several slot versions of `slots`. Raises UntestableError.
+    """Fences are made by completing several slot versions of `slots`. Raises UntestableError.
 
     A switch is silent about most packets. All that it had to say to a worker has arrived once a *fence* has passed: the
     worker asks again for a complete slot, and gets that result. Packets of one path keep their order. The fence of a
@@ -107,18 +107,18 @@ class Fences:
         return self.sum()
 
     def sum(self) -> Iterator[list[bytes]]:
-        """One sum of all workers. What came before it: to the parent, if there is one, and then to the group, or each
-        worker."""
+        """Makes one sum of all workers. Yields what came before it: to the parent, if there is one, and then to the
+        group, or to each worker."""
         return self._sum(next(self._sums))
 
     def unread(self) -> bytes:
-        """A packet that came since all fences were passed; empty if none did."""
+        """Returns a packet that came since all fences were passed; empty if none did."""
         return self._read(self._ends.sockets())
 
     # Packets.
 
     def packet(self, slot: int, version: int, sequence: int) -> Packet:
-        """A contribution of one in each lane."""
+        """Makes a contribution of one in each lane."""
         welcome = self._welcome
         lanes = (1,) * (welcome.lanes_per_chunk if welcome.whole_chunks else 1)
         return Packet(
@@ -174,7 +174,7 @@ class Fences:
             yield self._until(worker.udp, result, again)
 
     def _until(self, udp: DataSocket, wanted: bytes, ask_again: Callable[[], None] | None) -> list[bytes]:
-        """Yields what comes before `wanted`. A resend is answered to its sender only, so none is sent for a group."""
+        """Returns what comes before `wanted`. A resend is answered to its sender only, so none is sent for a group."""
         received: list[bytes] = []
         for _ in range(ATTEMPTS):
             until = time.monotonic() + (ATTEMPTS * ANSWER_S if ask_again is None else ANSWER_S)

@@ -67,7 +67,7 @@ def _listen(
 
 
 def hear(workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) -> GroupSocket:
-    """All hear the group. Raises UntestableError if its probes don't come."""
+    """Has all workers hear the group. Raises UntestableError if its probes don't come."""
     group, heard = _say_ready(workers, offers), Heard()
     try:
         _listen(heard, group, offers[0], 1)

@@ -32,7 +32,7 @@ class TooLateError(UntestableError):
 
 
 class LiveJob:
-    """Made by joining. Raises RefusedError, UntestableError or SwitchUnreachableError.
+    """A live job is made by joining. Raises RefusedError, UntestableError or SwitchUnreachableError.
 
     Attributes:
       workers: how many.
@@ -107,7 +107,7 @@ class LiveJob:
             raise UntestableError(f"it has a parent: {AS_PARENT}")
 
     def take_slots(self) -> int | None:
-        """The first of SLOT_COUNT slots that were never used; None if all were."""
+        """Returns the first of SLOT_COUNT slots that were never used; None if all were."""
         return self._free.popleft() if self._free else None
 
     def keep_alive(self) -> None:

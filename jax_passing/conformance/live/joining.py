@@ -51,7 +51,7 @@ class WorkerEnd:
 
 
 def ask(control: ControlConnection, question: messages.Message, kind: type[M]) -> M:
-    """The answer, of this kind; heartbeats may come before."""
+    """Asks the switch, and returns its answer of this kind; heartbeats may come before."""
     control.send(question)
     until = time.monotonic() + JOIN_S
     while not isinstance(answer := control.receive(until), kind):
@@ -90,7 +90,7 @@ class Joined:
 
 
 def join_request(job: str, rank: int, world_size: int, switch: str, udp_port: int, wait_s: float) -> messages.Join:
-    """`switch`: its instance."""
+    """Makes what a worker says to join. `switch`: its instance."""
     return messages.Join(
         protocol_version=messages.PROTOCOL_VERSION,
         job=job,
@@ -104,7 +104,7 @@ def join_request(job: str, rank: int, world_size: int, switch: str, udp_port: in
 
 
 def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: float) -> Joined:
-    """They wait for so long for the job to start.
+    """Has the workers join the job, and wait for `wait_s` at most until it starts.
 
     Raises RefusedError, UntestableError, OSError or msgspec.DecodeError.
     """

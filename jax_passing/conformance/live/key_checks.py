@@ -42,7 +42,7 @@ class _Chunk:
         self.right = self.tags.contributions[1].sealed(self.sent, self.position)
 
     def with_right_tag(self, **changes: int) -> bytes:
-        """Another packet, with the tag of the right one."""
+        """Makes another packet, with the tag of the right one."""
         return replace(self.sent, tag=self.right[-TAG_BYTES:], **changes).encode()  # type: ignore[arg-type]  # numbers
 
     def judge(self, forged: Iterable[bytes]) -> str:

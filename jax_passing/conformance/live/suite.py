@@ -131,7 +131,7 @@ class LiveSwitch:
         )
 
     def _prepare(self, exchange: Exchange) -> dict[str, int]:
-        """Joins the jobs of the exchange unless they run. The first slot of each that it may use."""
+        """Joins the jobs of the exchange unless they run. Returns the first slot of each that it may use."""
         slots = {}
         for job in exchange.jobs:
             name, workers = _name(job), len(job.workers)
@@ -272,7 +272,7 @@ def _renumbered(packet: bytes, job: int, epoch: int, slot: int) -> bytes:
 
 
 def nobodys(number: int, taken: Collection[int]) -> int:
-    """A job's number like this one that no job here has."""
+    """Returns a job's number like this one that no job here has."""
     return next(other for other in itertools.chain(range(number, 1 << 16), range(number)) if other not in taken)
 
 

@@ -47,21 +47,21 @@ def _sip_hash(key: Sequence[int], words: Sequence[int]) -> int:
 
 
 class PacketKey:
-    """`secret`: as a welcome has it."""
+    """By this key packets have tags. `secret`: as a welcome has it."""
 
     def __init__(self, secret: bytes):
         words = struct.unpack(f">2Q{2 * KEY_WORDS}I", keys.packet_key(secret))
         self._sip, self._first, self._second = words[:2], words[2 : 2 + KEY_WORDS], words[2 + KEY_WORDS :]
 
     def _fingerprint(self, lanes: Sequence[int], at: int) -> int:
-        """NH, with the key from its word `at` on."""
+        """Computes NH, with the key from its word `at` on."""
         half = (len(lanes) + 1) // 2
         pairs = zip(lanes[:half], [*lanes[half:], 0], strict=False)  # the zero is for the last one, if it has no other
         words = zip(self._first[at : at + half], self._second[at : at + half], strict=True)
         return sum((x + a) % WORD * ((y + b) % WORD) for (x, y), (a, b) in zip(pairs, words, strict=True)) % LONG
 
     def sealed(self, packet: Packet, position: int) -> bytes:
-        """The packet with its tag."""
+        """Returns the packet with its tag."""
         untagged = replace(packet, tag=bytes(TAG_BYTES)).encode()[:-TAG_BYTES]
         head, last = struct.unpack_from(">2Q", untagged), int.from_bytes(untagged[16 : HEADER.size])
         fingerprints = (self._fingerprint(packet.lanes, at) for at in (0, 1))
@@ -85,7 +85,7 @@ class JobTags:
         self._positions: defaultdict[int, set[int]] = defaultdict(set)
 
     def position(self, sequence: int) -> int:
-        """The one with this sequence that is nearest to the last chunk to which all workers have contributed."""
+        """Returns the position of this sequence that is nearest to the last one that all workers have reached."""
         ahead = (sequence - self._completed) % WORD
         return (self._completed + (ahead if ahead < WORD // 2 else ahead - WORD)) % LONG
 
