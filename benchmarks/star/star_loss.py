@@ -92,8 +92,8 @@ def main(probability: float, devices: Sequence[str]) -> None:
     loaded = _bpf(BPF_PROG_LOAD, struct.pack("<IIQQ", BPF_PROG_TYPE_SCHED_CLS, len(program) // 8, *pointers))
     path = ctypes.create_string_buffer(pin.encode())
     _bpf(BPF_OBJ_PIN, struct.pack("<QI", ctypes.addressof(path), loaded))
-    for place in devices:
-        namespace, device = place.split(":")
+    for end in devices:
+        namespace, device = end.split(":")
         run("tc", "-n", namespace, "qdisc", "add", "dev", device, "clsact")
         run("tc", "-n", namespace, "filter", "add", "dev", device, "ingress", "bpf", "da", "object-pinned", pin)
 

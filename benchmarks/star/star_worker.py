@@ -21,7 +21,7 @@ class Leaves:
     elements: tuple[int, ...]
     dtype: str
 
-    def places(self) -> list[tuple[int, int]]:
+    def ranges(self) -> list[tuple[int, int]]:
         """First element and number of elements of each leaf."""
         return [(sum(self.elements[:i]), elements) for i, elements in enumerate(self.elements)]
 
@@ -46,7 +46,7 @@ class Program(ABC):
 
 
 # Integers that vary by element, iteration and member (a device that adds something), scattered so that a chunk in a
-# wrong place shows, small enough that every sum is exact, and with a sum in closed form. In uint32, which wraps.
+# wrong offset shows, small enough that every sum is exact, and with a sum in closed form. In uint32, which wraps.
 VALUES = {"float32": 1009, "int32": 1009, "bfloat16": 11}  # of 16 members, at most 40 * 1008 + 120 and 16 * 10 + 8
 
 
@@ -86,16 +86,16 @@ class JaxProgram(Program):
         mesh = jax.sharding.Mesh(jax.devices() if spans else jax.local_devices(), ("d",))
         first = 0 if spans else arguments.rank * local
 
-        def index(place: tuple[int, int]) -> Any:
-            return jnp.arange(place[1], dtype=jnp.uint32) + jnp.uint32(place[0])
+        def index(part: tuple[int, int]) -> Any:
+            return jnp.arange(part[1], dtype=jnp.uint32) + jnp.uint32(part[0])
 
         def make(leaves: Leaves, iteration: Any) -> Any:
             member = (first + jax.lax.axis_index("d")).astype(jnp.uint32)
-            made = [value(jnp, index(place), member, iteration, leaves.dtype) for place in leaves.places()]
+            made = [value(jnp, index(part), member, iteration, leaves.dtype) for part in leaves.ranges()]
             return [x.astype(leaves.dtype) for x in made]
 
         def count(out: Any, iteration: Any, leaves: Leaves) -> Any:
-            expected = [value_sum(jnp, index(place), members, iteration, leaves.dtype) for place in leaves.places()]
+            expected = [value_sum(jnp, index(part), members, iteration, leaves.dtype) for part in leaves.ranges()]
             pairs = zip(out, expected, strict=True)
             if allowed:
                 return sum(jnp.sum(abs(x - right.astype(x.dtype)) > allowed, dtype=jnp.int32) for x, right in pairs)
@@ -172,12 +172,12 @@ class MpiProgram(Program):
         self._np, self._world = np, MPI.COMM_WORLD
         arguments.rank = self._world.rank
 
-    def _index(self, place: tuple[int, int]) -> Any:
-        return self._np.arange(place[0], sum(place), dtype=self._np.uint32)
+    def _index(self, part: tuple[int, int]) -> Any:
+        return self._np.arange(part[0], sum(part), dtype=self._np.uint32)
 
     def prepare(self, leaves: Leaves, iteration: int) -> Any:
         np, rank = self._np, self._world.rank
-        made = [value(np, self._index(place), rank, iteration, leaves.dtype) for place in leaves.places()]
+        made = [value(np, self._index(part), rank, iteration, leaves.dtype) for part in leaves.ranges()]
         xs = [x.astype(leaves.dtype) for x in made]
         return [(x, np.zeros_like(x)) for x in xs]  # touched here, as the donated buffers of JAX are
 
@@ -188,7 +188,7 @@ class MpiProgram(Program):
 
     def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
         np, size = self._np, self._world.size
-        expected = (value_sum(np, self._index(place), size, iteration, leaves.dtype) for place in leaves.places())
+        expected = (value_sum(np, self._index(part), size, iteration, leaves.dtype) for part in leaves.ranges())
         return sum(int(np.count_nonzero(x != right)) for x, right in zip(out, expected, strict=True))
 
 

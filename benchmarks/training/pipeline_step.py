@@ -40,7 +40,7 @@ def bind(cores: set[int]) -> None:
 
 
 def other_cuts(plan: Plan, count: int, apart: float) -> list[int]:
-    """The chosen place, and legal ones on either side of it, so many and so far apart, as shares of the work."""
+    """The chosen position, and legal ones on either side of it, so many and so far apart, as shares of the work."""
     done = np.concatenate([[0.0], np.cumsum(plan._chain.compute_s)]) / plan._chain.compute_s.sum()
     legal = np.flatnonzero(plan._chain.may_cut)
     legal = legal[(legal > 0) & (legal < len(done) - 1)]
@@ -49,18 +49,18 @@ def other_cuts(plan: Plan, count: int, apart: float) -> list[int]:
     return sorted(nearest | set(plan._cuts))
 
 
-def cut_at(plan: Plan, place: int) -> Plan:
+def cut_at(plan: Plan, position: int) -> Plan:
     """The same model, cut there."""
     program, chain = plan.stages[0]._model, plan._chain
     shapes = plan.params_tree.unflatten(plan.params_shapes)
     slicer = Slicer(program, [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)])
     forward_share = sum(facts.forward_s for facts in plan.facts) / sum(facts.compute_s for facts in plan.facts)
     stages, facts = [], []
-    for first, last, own in ((0, place, plan.facts[0]), (place, len(slicer.chain), plan.facts[1])):
+    for first, last, own in ((0, position, plan.facts[0]), (position, len(slicer.chain), plan.facts[1])):
         stages.append(slicer.stage(first, last))
         compute_s = float(chain.compute_s[first:last].sum())
         facts.append(replace(own, compute_s=compute_s, forward_s=forward_share * compute_s))
-    return replace(plan, stages=tuple(stages), facts=tuple(facts), _cuts=(place,))
+    return replace(plan, stages=tuple(stages), facts=tuple(facts), _cuts=(position,))
 
 
 def main() -> None:
@@ -84,40 +84,40 @@ def main() -> None:
     plan = jax_passing.partition(trained.loss, params, microbatch, stages=STAGES, cost="measure")
     bind(cores)
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(STAGES, 1), ("stage", "data"))
-    plans = {place: cut_at(plan, place) for place in other_cuts(plan, arguments.cuts, arguments.apart)}
+    plans = {position: cut_at(plan, position) for position in other_cuts(plan, arguments.cuts, arguments.apart)}
     steps: dict[int, tuple[Any, Any]] = {}
-    for place, contender in plans.items():
+    for position, contender in plans.items():
         step = jax_passing.pipeline(contender, mesh, microbatches=arguments.microbatches, schedule="1f1b")
-        steps[place] = step, step.place(params)
-    times_s: dict[int, list[float]] = {place: [] for place in plans}
+        steps[position] = step, step.place(params)
+    times_s: dict[int, list[float]] = {position: [] for position in plans}
     for turn in range(-2, arguments.steps):
-        for place, (step, placed) in steps.items():
+        for position, (step, placed) in steps.items():
             start_s = time.perf_counter()
             jax.block_until_ready(step(placed, batch))
             if turn >= 0:
-                times_s[place].append(time.perf_counter() - start_s)
+                times_s[position].append(time.perf_counter() - start_s)
     show(plan, plans, times_s, arguments)
 
 
 def show(plan: Plan, plans: dict[int, Plan], times_s: dict[int, list[float]], arguments: argparse.Namespace) -> None:
     schedule = one_f_one_b(STAGES, arguments.microbatches)
-    fastest_s = {place: min(times) for place, times in times_s.items()}
+    fastest_s = {position: min(times) for position, times in times_s.items()}
     best_s = min(fastest_s.values())
     size = sum(int(np.prod(shape.shape)) for shape in plan.params_shapes)
     title = f"GPT-2 of {size / 1e6:.1f} M parameters, 2 stages, {arguments.microbatches} microbatches, 1f1b"
     columns = ("cut at", "first stage", "fastest (s)", "median (s)", "above the best", "predicted (s)", "off")
     table = Table(*columns, title=title, box=box.SIMPLE)
-    for place, contender in plans.items():
+    for position, contender in plans.items():
         predicted_s = jax_passing.simulate(contender, schedule, Cluster(hosts=1)).time_s
         share = contender.facts[0].compute_s / sum(facts.compute_s for facts in contender.facts)
         table.add_row(
-            f"{place}{' (chosen)' if place in plan._cuts else ''}",
+            f"{position}{' (chosen)' if position in plan._cuts else ''}",
             f"{share:.1%} of the work",
-            f"{fastest_s[place]:.3f}",
-            f"{np.median(times_s[place]):.3f}",
-            f"{fastest_s[place] / best_s - 1:.1%}",
+            f"{fastest_s[position]:.3f}",
+            f"{np.median(times_s[position]):.3f}",
+            f"{fastest_s[position] / best_s - 1:.1%}",
             f"{predicted_s:.3f}",
-            f"{predicted_s / fastest_s[place] - 1:+.1%}",
+            f"{predicted_s / fastest_s[position] - 1:+.1%}",
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 

@@ -19,7 +19,7 @@ import jax_passing
 from jax_passing.commands.bench import table
 from jax_passing.commands.bench.table import Row
 
-# Prime, hence no multiple or divisor of a packet or a block: a chunk at a wrong place differs.
+# Prime, hence no multiple or divisor of a packet or a block: a chunk at a wrong offset differs.
 _PATTERN_PERIOD = 251
 
 

@@ -41,9 +41,9 @@ def shown(data: bytes) -> str:
 
 def _hexadecimal(data: bytes) -> str:
     """Writes the header's fields and the first lanes in hexadecimal, apart from each other."""
-    places = [0, 4, 6, 8, 10, 12, 16, 18, *range(HEADER.size, HEADER.size + 4 * LANES_SHOWN + 4, 4)]
-    words = [data[a:b].hex() for a, b in pairwise(places) if data[a:b]]
-    return " ".join(words) + (f" ... ({len(data)} bytes)" if len(data) > places[-1] else "")
+    offsets = [0, 4, 6, 8, 10, 12, 16, 18, *range(HEADER.size, HEADER.size + 4 * LANES_SHOWN + 4, 4)]
+    words = [data[a:b].hex() for a, b in pairwise(offsets) if data[a:b]]
+    return " ".join(words) + (f" ... ({len(data)} bytes)" if len(data) > offsets[-1] else "")
 
 
 def difference(exchange: Exchange, played: Played) -> str:

@@ -201,5 +201,5 @@ def _join(name: str, instance: str) -> messages.Join:
 
 
 def _with_bit_changed(packet: bytes, bit: int) -> bytes:
-    byte, place = divmod(bit, 8)
-    return packet[:byte] + bytes([packet[byte] ^ 1 << place]) + packet[byte + 1 :]
+    byte, shift = divmod(bit, 8)
+    return packet[:byte] + bytes([packet[byte] ^ 1 << shift]) + packet[byte + 1 :]

@@ -125,7 +125,7 @@ class LiveSwitch:
             received,
             strays=[stray for job in jobs if (stray := job.ends.take_stray())],
             counts=counts,
-            states={place: state for place, state in states.items() if isinstance(state, State)},
+            states={slot_version: state for slot_version, state in states.items() if isinstance(state, State)},
             not_compared=not_compared,
             translate=lambda packet, to: self._translated(packet, exchange, slots, upwards=to == ("P",)),
         )
