@@ -3,8 +3,10 @@
 import asyncio
 import errno
 import logging
+import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -29,6 +31,10 @@ log = logging.getLogger("jax_passing.switch")
 
 BACKLOG = 256
 LOG_PERIOD_S = 1.0
+_LISTEN_ADVICE = {
+    errno.EADDRINUSE: "Is another switch running there?",
+    errno.EACCES: "Ports below 1024 need root, or CAP_NET_BIND_SERVICE: choose another one.",
+}
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -41,7 +47,9 @@ def _listen(host: str, port: int) -> socket.socket:
         unknown = f"the name {host!r} can't be resolved: {error.strerror}"
         raise ConfigError(f"Can't listen on {host}:{port}: {unknown}. Give an address of this machine.") from error
     except OSError as error:
-        raise ConfigError(f"Can't listen on {host}:{port}: {error}. Is another switch running there?") from error
+        number = error.errno or 0
+        advice = _LISTEN_ADVICE.get(number, "Give an address of this machine.")
+        raise ConfigError(f"Can't listen on {address_text(host, port)}: {os.strerror(number)}. {advice}") from error
 
 
 def _software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPlane:
@@ -115,8 +123,8 @@ async def serve(
 
 
 def run(settings: SwitchSettings) -> None:
-    """Serves until SIGTERM or SIGINT. Prints where it listens first, counters so far at each SIGUSR1, and counters
-    last."""
+    """Serves until SIGTERM, SIGINT, or SIGHUP unless nohup ignores that. Prints where it listens first, counters so far
+    at each SIGUSR1, and counters last."""
 
     limit = LogLimit()
     for handler in logging.getLogger().handlers:
@@ -124,13 +132,14 @@ def run(settings: SwitchSettings) -> None:
 
     async def until_signal() -> dict[str, int]:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, stop.set)
         loop.add_signal_handler(signal.SIGUSR1, lambda: None)  # else it is the end, before there is something to tell
 
         def listening(address: str, counters: Callable[[], dict[str, int]]) -> None:
             loop.add_signal_handler(signal.SIGUSR1, lambda: _print_counters("so far", counters()))
-            print(f"listening on {address}", flush=True)
+            _print(f"listening on {address}")
 
         def tell_of_left_out() -> None:
             limit.tell(time.time())
@@ -145,6 +154,14 @@ def run(settings: SwitchSettings) -> None:
 
 
 def _print_counters(when: str, counters: dict[str, int]) -> None:
-    print(
-        f"{when}: " + (", ".join(f"{name} {count}" for name, count in counters.items() if count) or "idle"), flush=True
-    )
+    _print(f"{when}: " + (", ".join(f"{name} {count}" for name, count in counters.items() if count) or "idle"))
+
+
+def _print(line: str) -> None:
+    """Prints a line, if it can be written: jobs go on though nobody reads it, or the disk is full."""
+    if sys.stdout is None:  # closed before we were started: another file may have its number by now
+        return
+    try:
+        os.write(sys.stdout.fileno(), f"{line}\n".encode())  # what isn't buffered can't fail once more at the end
+    except OSError as error:
+        log.warning("this can't be printed (%s): %s", error.strerror, line)

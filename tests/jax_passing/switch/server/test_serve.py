@@ -1,5 +1,6 @@
 """The switch process: its settings, its first and last line, and how it ends."""
 
+import errno
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import pytest
 
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.server.serve import _listen
 from jax_passing.switch.server.settings import SwitchSettings, resolve
 
 SWITCH = [sys.executable, "-P", "-m", "jax_passing", "switch"]
@@ -161,7 +163,7 @@ def test_flags_are_named_too():
 # The process.
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_says_where_it_listens_and_ends_cleanly(start, number):
     process = start("--listen", "127.0.0.1:0")
     port = port_of(process)
@@ -202,8 +204,35 @@ def test_a_taken_tcp_port_is_an_error_without_a_traceback(start):
         process = start("--listen", f"127.0.0.1:{port}")
         _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert err.startswith(f"jax-passing: Can't listen on 127.0.0.1:{port}: ")
-    assert "Traceback" not in err
+    assert err == (
+        f"jax-passing: Can't listen on 127.0.0.1:{port}: {os.strerror(errno.EADDRINUSE)}. "
+        "Is another switch running there?\n"
+    )
+
+
+def test_an_address_of_another_machine_isnt_called_taken():
+    with pytest.raises(ConfigError, match=r"on 192\.0\.2\.1:7171: .*\. Give an address of this machine\.$"):
+        _listen("192.0.2.1", 7171)
+
+
+def test_jobs_go_on_though_its_terminal_is_gone(start):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        process = start("--listen", "127.0.0.1:0")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    port = port_of(process)
+    process.stdout.close()
+    process.stdout = None
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        process.send_signal(number)
+    assert hello(port).data_port == port
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert [line.split("WARNING ")[1] for line in err.splitlines()] == [
+        f"this can't be printed ({os.strerror(errno.EPIPE)}): {when}: idle" for when in ("so far", "shut down")
+    ]
 
 
 def test_verbose_logs_what_jobs_do(start):
