@@ -156,6 +156,7 @@ class JobTable:
         member = epoch.member_of(refused.rank)
         if member is None:
             return
+        self.counts["joins_refused"] += 1
         if member.rack:
             member.connection.send(refused)
         else:

@@ -63,5 +63,5 @@ class LogLimit(logging.Filter):
 
 
 def _add(record: logging.LogRecord, left_out: int) -> None:
-    lines = "line" if left_out == 1 else "lines"
-    record.msg, record.args = f"{record.getMessage()} ({left_out} {lines} like this were left out.)", ()
+    lines = "1 line like this was" if left_out == 1 else f"{left_out} lines like this were"
+    record.msg, record.args = f"{record.getMessage()} ({lines} left out.)", ()

@@ -58,8 +58,9 @@ class Uplink:
 
     def on_lost(self, problem: str) -> None:
         """Hears why a conversation has ended, unless we ended it ourselves."""
+        level = logging.INFO if problem == self._problem else logging.WARNING  # it is called four times a second
+        log.log(level, "%s: the parent, the switch at %s, is away: %s", self.epoch, self.name, problem)
         self._problem = problem
-        log.info("%s: parent at %s: %s", self.epoch, self.name, problem)
         self._conversation = _ParentConversation(self)
         self.jobs.parent_lost(self.epoch, problem)
         if self.epoch.state is not State.OVER:
@@ -235,6 +236,7 @@ class _ParentConversation:
                 if rank is None:
                     jobs.refuse_all(epoch, text, kind)
                 else:
+                    log.warning("the switch at %s refused rank %d of %s: %s", self._uplink.name, rank, epoch, text)
                     jobs.refuse(epoch, message)
             case messages.Relay():
                 jobs.relay(epoch, message, self._uplink)

@@ -18,14 +18,24 @@ async def test_those_who_wait_hear_why_another_host_was_refused(switch):
     assert "One host was refused: Rank 1 lists 2 switches" in await waiting.refusal()
 
 
-@scenario()
-async def test_missing_ranks_are_named_at_the_join_deadline(switch):
-    hosts = [await switch.join(rank, 4, join_deadline_s=2.0) for rank in (0, 2)]
-    for host in hosts:
-        message = await host.refusal()
-        assert "didn't join" in message
-        assert "anks 1, 3" in message or "anks 0, 1, 3" in message
-    assert isinstance(await (await switch.join(0, 1)).receive(), messages.Welcome)  # nothing is left of them
+def test_missing_ranks_are_named_at_the_join_deadline(caplog):
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+
+    @scenario()
+    async def run(switch):
+        hosts = [await switch.join(rank, 4, join_deadline_s=2.0) for rank in (0, 2)]
+        for host in hosts:
+            message = await host.refusal()
+            assert "didn't join" in message
+            assert "anks 1, 3" in message or "anks 0, 1, 3" in message
+        assert switch.plane.stats()["joins_refused"] == 2
+        assert isinstance(await (await switch.join(0, 1)).receive(), messages.Welcome)  # nothing is left of them
+
+    run()
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0].startswith("refused rank")
+    assert "didn't join within" in told[0]
+    assert len(told) <= 2  # a line for all whose time is up at once
 
 
 def test_a_rack_that_never_prepares_is_refused_by_name_and_holds_no_slots(monkeypatch):

@@ -49,13 +49,22 @@ async def test_the_parent_may_start_later(tree, root, rack):
         assert isinstance(await host.receive(), messages.Welcome)
 
 
-@in_tree(racks=1)
-async def test_a_parent_that_isnt_there_is_named_at_the_join_deadline(tree, root, rack):
-    await kill(root)
-    host = await rack.join(0, 2, join_deadline_s=2.0)
-    refused = await host.receive()
-    assert refused.kind == "SwitchUnreachableError"
-    assert f"The switch at {rack.name} can't reach its parent, the switch at {root.name}" in refused.message
+def test_a_parent_that_isnt_there_is_named_at_the_join_deadline(caplog):
+    caplog.set_level("WARNING", logger="jax_passing.switch")
+
+    @in_tree(racks=1)
+    async def run(tree, root, rack):
+        await kill(root)
+        host = await rack.join(0, 2, join_deadline_s=2.0)
+        refused = await host.receive()
+        assert refused.kind == "SwitchUnreachableError"
+        assert f"The switch at {rack.name} can't reach its parent, the switch at {root.name}" in refused.message
+        assert rack.plane.stats()["joins_refused"] == 1
+
+    run()
+    away, gave_up = (record.getMessage() for record in caplog.records)  # though it was called eight times
+    assert "is away: " in away
+    assert gave_up.startswith("refused rank 0 of job 'a'")
 
 
 @pytest.mark.parametrize("data_host", ["localhost", "255.255.255.255"])
