@@ -27,7 +27,9 @@ Environment = Mapping[str, str]
 
 
 def check(name: str) -> None:
-    """Raises ValueError if a user's name has one of the marks."""
+    """Raises ValueError if a user's name is too long, says nothing, or has one of the marks."""
+    if not 1 <= len(name) <= 128 or not name.isprintable():
+        raise ValueError("expected a name of 1 to 128 printable characters")
     if name.endswith(DEVICES_SUFFIX):
         raise ValueError(f"expected another name: {DEVICES_SUFFIX!r} at the end is reserved for the devices of a job")
     for mark, owner in _MARKS.items():

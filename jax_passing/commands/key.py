@@ -23,7 +23,7 @@ def key(
     """
     from jax_passing import job_names
     from jax_passing.errors import ConfigError
-    from jax_passing.protocol import keys
+    from jax_passing.protocol import keys, secure_channel
 
     if (switch_key is None) != (job is None):
         raise ConfigError("--switch-key and --job belong together: a job's key is derived from its switch's.")
@@ -34,4 +34,5 @@ def key(
         job_names.check(job)
     except ValueError as error:
         raise ConfigError(f"--job: {error}.") from error
+    secure_channel.server_name(job)  # raises ConfigError if no host could tell the switch this name
     typer.echo(keys.key_line(keys.JOB, keys.job_key(keys.read_key(switch_key, keys.SWITCH), job)), nl=False)

@@ -89,7 +89,7 @@ def server_name(job: str) -> str:
     if len(name) > JOB_BYTES_MAX:
         raise ConfigError(
             f"The name of job {job!r} takes {len(name)} bytes in UTF-8. That of a job with a key may take "
-            f"{JOB_BYTES_MAX}: choose a shorter one, and make its key anew (`jax-passing key --job NAME`)."
+            f"{JOB_BYTES_MAX}: choose a shorter one, and make its key (`jax-passing key --job NAME`)."
         )
     text = base64.b32encode(name).decode().rstrip("=").lower()
     return ".".join(text[at : at + _LABEL_CHARACTERS] for at in range(0, len(text), _LABEL_CHARACTERS))

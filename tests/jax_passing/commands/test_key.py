@@ -1,0 +1,34 @@
+"""`jax-passing key` makes keys for jobs that hosts can join by them, and for no others."""
+
+import pytest
+
+from jax_passing.commands.key import key
+from jax_passing.errors import ConfigError
+from jax_passing.protocol import keys
+
+
+@pytest.fixture
+def switch_key(tmp_path):
+    (file := tmp_path / "switch.key").touch(0o600)
+    file.write_text(keys.key_line(keys.SWITCH, bytes(32)))
+    return file
+
+
+def test_a_jobs_key(switch_key, capsys):
+    key(switch_key, "train")
+    assert capsys.readouterr().out == keys.key_line(keys.JOB, keys.job_key(bytes(32), "train"))
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [("", "1 to 128 printable"), ("a\n", "1 to 128 printable"), ("é" * 100, "200 bytes"), ("a/shard 1", "is reserved")],
+)
+def test_a_name_that_no_host_can_join_by(switch_key, job, reason):
+    with pytest.raises(ConfigError, match=reason):
+        key(switch_key, job)
+
+
+@pytest.mark.parametrize(("has_file", "job"), [(True, None), (False, "train")])
+def test_a_job_without_a_switchs_key_or_the_other_way_round(switch_key, has_file, job):
+    with pytest.raises(ConfigError, match="belong together"):
+        key(switch_key if has_file else None, job)
