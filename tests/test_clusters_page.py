@@ -1,5 +1,7 @@
-"""The files in docs/operate/clusters.md name variables, flags, secrets and ports that there are."""
+"""The files in docs/operate/clusters.md, and the service in switches.md, name variables, flags, secrets and ports that
+there are."""
 
+import configparser
 import re
 import shlex
 
@@ -9,7 +11,10 @@ import yaml
 
 from jax_passing import config
 from jax_passing.commands import cli
+from jax_passing.protocol.packet import PORT
+from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX
 from jax_passing.switch.server import settings as switch_settings
+from jax_passing.switch.server.descriptors import BESIDE, PER_CONNECTION_BELOW_A_PARENT
 from support.pages import blocks, page
 
 PAGE = page("clusters.md")
@@ -88,6 +93,21 @@ def test_a_switch_starts_with_its_flags():
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in values.items()}
     given = {name: value for name, value in given.items() if name not in ("verbose", "no_multicast")}
     assert switch_settings.resolve(given, None, environment={}).listen == ("0.0.0.0", 7171)
+
+
+def test_the_service_is_a_switch():
+    (unit,) = (block.text for block in blocks(page("switches.md")) if block.language == "ini")
+    service = configparser.ConfigParser()
+    service.optionxform = str  # systemd's keys have capitals
+    service.read_string(unit)
+    words = [
+        word.rpartition("/")[2] if word.endswith("jax-passing") else word
+        for word in shlex.split(service["Service"]["ExecStart"])
+    ]
+    values = {name.removeprefix("--").replace("-", "_"): value for name, value in started(words).items()}
+    assert switch_settings.resolve(values, None, environment={}).listen[1] == PORT
+    most_files = CONNECTIONS_MAX * PER_CONNECTION_BELOW_A_PARENT + BESIDE
+    assert int(service["Service"]["LimitNOFILE"]) == most_files
 
 
 @both
