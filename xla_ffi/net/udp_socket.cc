@@ -14,7 +14,8 @@
 namespace passing {
 namespace {
 
-// Holds the whole window of 64 ranks. The kernel doubles what is asked for.
+// Holds what some 20 ranks have in flight (a window of 256 chunks each): the kernel grants twice as much as is asked,
+// and counts what it keeps beside each packet, too. More ranks narrow their windows where packets are dropped.
 constexpr int kSocketBufferBytes = 4 << 20;
 
 [[noreturn]] void ThrowErrno(const std::string& what) { throw std::system_error(errno, std::generic_category(), what); }
