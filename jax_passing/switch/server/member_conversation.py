@@ -205,7 +205,7 @@ class MemberConversation:
         self._seat.hear(first)
 
     def _on_silence(self) -> None:
-        self._refuse_to_understand(msgspec.DecodeError(f"it has said nothing for {FIRST_MESSAGE_S:g} s"))
+        self._refuse_to_understand(msgspec.DecodeError(f"its first message hasn't come within {FIRST_MESSAGE_S:g} s"))
 
     def _expect_ranks(self) -> None:
         """Looks whether a rack's switch has ranks: without any it may stay for a while only."""

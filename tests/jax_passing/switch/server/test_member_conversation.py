@@ -97,7 +97,11 @@ def test_a_bad_line_costs_its_sender_the_connection_alone(line):
 
 @pytest.mark.parametrize(
     ("line", "reason"),
-    [(b"", "it has said nothing for 0.05 s"), (b"no end", "the connection ended inside a line"), (b"{}\n", "Object")],
+    [
+        (b"", "its first message hasn't come within 0.05 s"),
+        (b"no end", "the connection ended inside a line"),
+        (b"{}\n", "Object"),
+    ],
     ids=["silence", "half a line", "no message"],
 )
 def test_the_log_says_why_a_connection_is_closed(caplog, monkeypatch, line, reason):
