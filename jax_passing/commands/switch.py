@@ -1,6 +1,7 @@
 """`jax-passing switch`: the switch, as a process."""
 
 import logging
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -87,10 +88,11 @@ def switch(
 ) -> None:
     """Run a switch, which adds up what hosts send. SIGTERM ends it."""
     arguments = {name: value for name, value in locals().items() if name not in ("config", "verbose")}
+    from jax_passing.switch.server.output import LogHandler
     from jax_passing.switch.server.serve import run
     from jax_passing.switch.server.settings import resolve
 
-    handler = logging.StreamHandler()
+    handler = LogHandler(sys.stderr)
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     run(resolve(arguments, config))

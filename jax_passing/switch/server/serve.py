@@ -25,6 +25,7 @@ from jax_passing.switch.data_planes.tofino import TofinoDataPlane
 from jax_passing.switch.server.control_server import ControlServer
 from jax_passing.switch.server.descriptors import connections_that_fit
 from jax_passing.switch.server.log_limit import LogLimit
+from jax_passing.switch.server.output import write_line
 from jax_passing.switch.server.settings import SwitchSettings
 
 log = logging.getLogger("jax_passing.switch")
@@ -158,10 +159,5 @@ def _print_counters(when: str, counters: dict[str, int]) -> None:
 
 
 def _print(line: str) -> None:
-    """Prints a line, if it can be written: jobs go on though nobody reads it, or the disk is full."""
-    if sys.stdout is None:  # closed before we were started: another file may have its number by now
-        return
-    try:
-        os.write(sys.stdout.fileno(), f"{line}\n".encode())  # what isn't buffered can't fail once more at the end
-    except OSError as error:
-        log.warning("this can't be printed (%s): %s", error.strerror, line)
+    if not write_line(sys.stdout, line):
+        log.warning("standard output doesn't take this: %s", line)

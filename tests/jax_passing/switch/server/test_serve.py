@@ -1,5 +1,6 @@
 """The switch process: its settings, its first and last line, and how it ends."""
 
+import contextlib
 import errno
 import os
 import re
@@ -231,8 +232,33 @@ def test_jobs_go_on_though_its_terminal_is_gone(start):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0
     assert [line.split("WARNING ")[1] for line in err.splitlines()] == [
-        f"this can't be printed ({os.strerror(errno.EPIPE)}): {when}: idle" for when in ("so far", "shut down")
+        f"standard output doesn't take this: {when}: idle" for when in ("so far", "shut down")
     ]
+
+
+def test_it_serves_on_while_nobody_reads_its_log(start):
+    process = start("--listen", "127.0.0.1:0")
+    port = port_of(process)
+
+    def say_nonsense():
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as stranger, stranger.makefile("rb") as lines:
+            stranger.sendall(b"nonsense\n")
+            assert len(lines.readlines()) == 1  # the greeting, and then the end: the log has been written
+
+    full = os.open(f"/proc/{process.pid}/fd/2", os.O_WRONLY | os.O_NONBLOCK)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(full, bytes(4096)):
+            pass
+    os.close(full)
+    say_nonsense()
+    say_nonsense()
+    assert os.read(process.stderr.fileno(), 1 << 20).count(0)  # all that there is
+    say_nonsense()
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert err.count("closing the connection of") == 1
+    assert err.endswith("(Before this, 2 could not be written.)\n")
 
 
 def test_verbose_logs_what_jobs_do(start):
