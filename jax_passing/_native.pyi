@@ -187,9 +187,10 @@ class SoftwareDataPlane:
         parent: ParentLink | None,
         keys: tuple[Sequence[bytes], bytes] | None = None,
         reach: int = ...,
+        own_addresses: Sequence[str],
     ) -> None:
         """Takes the parent's socket. `keys`: of each worker's contributions, and of results, if packets have tags.
-        Raises ValueError, or OSError."""
+        `own_addresses`: by which each worker knows us, or none. Raises ValueError, or OSError."""
 
     def probe(
         self, *, group: tuple[tuple[str, int], str], job: int, epoch: int, nonce: int, lanes: int

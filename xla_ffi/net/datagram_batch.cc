@@ -1,9 +1,11 @@
 #include "net/datagram_batch.h"
 
+#include <netinet/in.h>
 #include <netinet/udp.h>
 #include <poll.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cerrno>
 #include <cstring>
 
@@ -30,6 +32,43 @@ bool ReportsEarlierPacket(int error) {
 
 bool RefusesSegmentation(int error) {
   return error == EIO || error == EINVAL || error == ENOPROTOOPT || error == EOPNOTSUPP || error == EMSGSIZE;
+}
+
+// Adds a control message to those that the message has, for which there is room.
+template <typename Value>
+void AddOption(msghdr& message, PacketOptions& options, int level, int type, const Value& value) {
+  message.msg_control = options.bytes;
+  auto* part = reinterpret_cast<cmsghdr*>(options.bytes + message.msg_controllen);
+  message.msg_controllen += CMSG_SPACE(sizeof value);
+  assert(message.msg_controllen <= sizeof options.bytes);
+  part->cmsg_level = level;
+  part->cmsg_type = type;
+  part->cmsg_len = CMSG_LEN(sizeof value);
+  std::memcpy(CMSG_DATA(part), &value, sizeof value);
+}
+
+void LeaveFrom(msghdr& message, PacketOptions& options, const Address& own) {
+  if (Family(own) == AF_INET) {
+    sockaddr_in from;
+    std::memcpy(&from, own.bytes.data(), sizeof from);
+    in_pktinfo info{};
+    info.ipi_spec_dst = from.sin_addr;
+    AddOption(message, options, IPPROTO_IP, IP_PKTINFO, info);
+  } else {
+    sockaddr_in6 from;
+    std::memcpy(&from, own.bytes.data(), sizeof from);
+    AddOption(message, options, IPPROTO_IPV6, IPV6_PKTINFO, in6_pktinfo{from.sin6_addr, 0});
+  }
+}
+
+// How long each datagram of a super-packet to be sent is; 0 if it is no super-packet.
+uint16_t SegmentBytes(const msghdr& message) {
+  const cmsghdr* first = CMSG_FIRSTHDR(&message);
+  uint16_t segment_bytes = 0;
+  if (first != nullptr && first->cmsg_type == UDP_SEGMENT && first->cmsg_level == IPPROTO_UDP) {
+    std::memcpy(&segment_bytes, CMSG_DATA(first), sizeof segment_bytes);
+  }
+  return segment_bytes;
 }
 
 }  // namespace
@@ -108,12 +147,13 @@ size_t BatchReceiver::Receive(const OnDatagram& on_datagram, unsigned messages_m
 }
 
 void BatchSender::Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes,
-                       std::span<const Address> destinations, int wait_ms) {
+                       std::span<const Address> destinations, int wait_ms, std::span<const Address> from) {
+  assert(from.empty() || from.size() == destinations.size());
   if (datagram_bytes.empty()) return;
   wait_ms_ = wait_ms;
   if (segmentation()) {
     GroupRuns(datagram_bytes, runs_);
-    SendRuns(bytes, destinations);
+    SendRuns(bytes, destinations, from);
     if (segmentation()) return;
     // It was refused just now. All is sent again in single datagrams: receivers ignore what came through already.
   } else if (sends_until_retry_ > 0) {
@@ -125,11 +165,11 @@ void BatchSender::Send(const uint8_t* bytes, std::span<const uint16_t> datagram_
     runs_.push_back({.offset = offset, .bytes = size, .segment_bytes = size});
     offset += size;
   }
-  SendRuns(bytes, destinations);
+  SendRuns(bytes, destinations, from);
 }
 
 // Goes run by run, so that all destinations get the first run before any gets the last.
-void BatchSender::SendRuns(const uint8_t* bytes, std::span<const Address> destinations) {
+void BatchSender::SendRuns(const uint8_t* bytes, std::span<const Address> destinations, std::span<const Address> from) {
   const size_t peers = std::max<size_t>(destinations.size(), 1);
   unsigned queued = 0;
   const auto flush = [&] {
@@ -154,14 +194,9 @@ void BatchSender::SendRuns(const uint8_t* bytes, std::span<const Address> destin
       message.msg_iov = &parts_[queued];
       message.msg_iovlen = 1;
       if (run.bytes > run.segment_bytes) {
-        message.msg_control = options_[queued].bytes;
-        message.msg_controllen = CMSG_SPACE(sizeof(uint16_t));
-        cmsghdr* part = CMSG_FIRSTHDR(&message);
-        part->cmsg_level = IPPROTO_UDP;
-        part->cmsg_type = UDP_SEGMENT;
-        part->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-        std::memcpy(CMSG_DATA(part), &run.segment_bytes, sizeof(uint16_t));
+        AddOption(message, options_[queued], IPPROTO_UDP, UDP_SEGMENT, static_cast<uint16_t>(run.segment_bytes));
       }
+      if (!from.empty()) LeaveFrom(message, options_[queued], from[peer]);
       if (++queued == kBatch && !flush()) return;
     }
   }
@@ -174,8 +209,7 @@ int BatchSender::SendMessages(unsigned first, unsigned count) {
   const auto drop = [&](unsigned messages) {
     for (unsigned i = first; i < first + messages; ++i) {
       const msghdr& message = messages_[i].msg_hdr;
-      uint16_t segment_bytes = 0;
-      if (message.msg_control != nullptr) std::memcpy(&segment_bytes, CMSG_DATA(CMSG_FIRSTHDR(&message)), 2);
+      const uint16_t segment_bytes = SegmentBytes(message);
       const size_t bytes = message.msg_iov->iov_len;
       stats_.datagrams_unsent += segment_bytes == 0 ? 1 : (bytes + segment_bytes - 1) / segment_bytes;
     }
@@ -195,7 +229,7 @@ int BatchSender::SendMessages(unsigned first, unsigned count) {
     } else if (ReportsEarlierPacket(error) && !cleared_error) {
       ++stats_.errors_reported;  // reading it cleared it
       cleared_error = true;
-    } else if (segmentation() && RefusesSegmentation(error) && messages_[first].msg_hdr.msg_control != nullptr) {
+    } else if (segmentation() && RefusesSegmentation(error) && SegmentBytes(messages_[first].msg_hdr) != 0) {
       sends_until_retry_ = kSendsAfterRefusal;
       return -1;
     } else {

@@ -44,9 +44,10 @@ struct UdpSocketStats {
   }
 };
 
-// Space for the only control message that we send or receive: how long the datagrams of a super-packet are.
-union SegmentOption {
-  char bytes[CMSG_SPACE(sizeof(int))];
+// Space for the control messages that we send or receive: how long the datagrams of a super-packet are, and from which
+// of our own addresses it leaves (an IPv6 address and an interface).
+union PacketOptions {
+  char bytes[CMSG_SPACE(sizeof(int)) + CMSG_SPACE(16 + sizeof(int))];
   cmsghdr align;
 };
 
@@ -73,7 +74,7 @@ class BatchReceiver {
   std::array<mmsghdr, kBatch> messages_{};
   std::array<iovec, kBatch> parts_{};
   std::array<sockaddr_storage, kBatch> sources_{};
-  std::array<SegmentOption, kBatch> options_{};
+  std::array<PacketOptions, kBatch> options_{};
 };
 
 // Sends through a nonblocking socket, in super-packets unless the kernel has just refused one.
@@ -85,7 +86,7 @@ class BatchSender {
 
   // See UdpSocket::Send.
   void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations,
-            int wait_ms = kWaitMs);
+            int wait_ms = kWaitMs, std::span<const Address> from = {});
 
   // After a refusal so many sends use single datagrams: the path's MTU may have shrunk for a while, and a kernel that
   // never segments refuses one call in so many.
@@ -98,7 +99,7 @@ class BatchSender {
  private:
   static constexpr unsigned kBatch = 32;
 
-  void SendRuns(const uint8_t* bytes, std::span<const Address> destinations);
+  void SendRuns(const uint8_t* bytes, std::span<const Address> destinations, std::span<const Address> from);
   int SendMessages(unsigned first, unsigned count);
 
   const int fd_;
@@ -109,7 +110,7 @@ class BatchSender {
   std::vector<DatagramRun> runs_;
   std::array<mmsghdr, kBatch> messages_{};
   std::array<iovec, kBatch> parts_{};
-  std::array<SegmentOption, kBatch> options_{};
+  std::array<PacketOptions, kBatch> options_{};
 };
 
 }  // namespace passing

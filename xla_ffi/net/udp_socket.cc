@@ -154,8 +154,8 @@ size_t UdpSocket::Receive(const OnDatagram& on_datagram, unsigned messages_max) 
 }
 
 void UdpSocket::Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes,
-                     std::span<const Address> destinations, int wait_ms) {
-  impl_->sender.Send(bytes, datagram_bytes, destinations, wait_ms);
+                     std::span<const Address> destinations, int wait_ms, std::span<const Address> from) {
+  impl_->sender.Send(bytes, datagram_bytes, destinations, wait_ms, from);
 }
 
 }  // namespace passing

@@ -40,9 +40,10 @@ class UdpSocket {
   size_t Receive(const OnDatagram& on_datagram, unsigned messages_max = BatchReceiver::kBatch);
 
   // Sends datagrams that lie side by side in `bytes` to each destination; without one, to the connected peer.
-  // Waits while the send buffer is full, for so long, then drops the rest, as any network may.
+  // Waits while the send buffer is full, for so long, then drops the rest, as any network may. `from`: for each
+  // destination, which of our own addresses they leave from, as Native; without, the kernel chooses.
   void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations = {},
-            int wait_ms = BatchSender::kWaitMs);
+            int wait_ms = BatchSender::kWaitMs, std::span<const Address> from = {});
 
   // Sets which of our IPv4 addresses datagrams to multicast groups leave from, and so the interface. They reach no
   // further than the next router. Returns false if we have no such address.

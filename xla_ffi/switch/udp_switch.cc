@@ -54,14 +54,19 @@ UdpSwitch::UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count
 
 UdpSwitch::~UdpSwitch() { Close(); }
 
-void UdpSwitch::AddJob(const JobSlots& job, std::optional<MulticastGroup> group, std::optional<Uplink> uplink) {
+void UdpSwitch::AddJob(const JobSlots& job, std::optional<MulticastGroup> group, std::optional<Uplink> uplink,
+                       std::vector<Address> own_addresses) {
   if (job.parent.has_value() != uplink.has_value()) {
     throw std::invalid_argument("a job has both a parent and a socket to it, or neither");
+  }
+  if (!own_addresses.empty() && own_addresses.size() != job.addresses.size()) {
+    throw std::invalid_argument("each worker knows us by one address");
   }
   JobSlots native = job;
   std::lock_guard lock(mutex_);
   const UdpSocket& own = queues_.socket(JobQueues::kOther);
   for (Address& address : native.addresses) address = own.Native(address);
+  for (Address& address : own_addresses) address = own.Native(address);
   if (group) group->group = own.Native(group->group);
   if (uplink) native.parent->address = uplink->socket.Peer();
   // The steps that may fail come first: a refused job leaves nothing behind, and an earlier job under its number stays.
@@ -71,9 +76,11 @@ void UdpSwitch::AddJob(const JobSlots& job, std::optional<MulticastGroup> group,
   pool_.AddJob(native);
   RemoveRoute(job.job);
   const size_t queue = queues_.Take(job.job, native.addresses);
-  routes_.insert_or_assign(
-      job.job,
-      Route{.queue = queue, .workers = std::move(native.addresses), .group = group, .uplink = std::move(uplink)});
+  routes_.insert_or_assign(job.job, Route{.queue = queue,
+                                          .workers = std::move(native.addresses),
+                                          .own = std::move(own_addresses),
+                                          .group = group,
+                                          .uplink = std::move(uplink)});
 }
 
 void UdpSwitch::StopMulticast(uint16_t job) {
@@ -243,22 +250,24 @@ void UdpSwitch::Send(const Batch& batch, std::span<const uint16_t> packet_bytes,
   Route& route = routes_.at(batch.job);
   // The job's own socket: a full link holds up what this job sends, and no other job.
   UdpSocket* socket = &queues_.socket(route.queue);
-  std::span<const Address> destinations = route.workers;
+  std::span<const Address> destinations = route.workers, from = route.own;
   size_t copies = destinations.size();
   if (batch.to == SendTo::kParent) {
     socket = &route.uplink->socket;
-    destinations = {};  // it is connected
+    destinations = from = {};  // it is connected
     copies = 1;
   } else if (batch.to == SendTo::kWorker) {
     destinations = destinations.subspan(batch.worker, 1);
+    if (!from.empty()) from = from.subspan(batch.worker, 1);
     copies = 1;
   } else if (route.group && socket->MulticastFrom(route.group->from)) {
     destinations = {&route.group->group, 1};
+    from = {};  // see MulticastFrom
     copies = 1;
     stats_.results_multicast += packet_bytes.size();
   }
   const int wait_ms = queues_.is_shared() ? kSharedWaitMs : BatchSender::kWaitMs;
-  socket->Send(output_.data() + batch.first_byte, packet_bytes, destinations, wait_ms);
+  socket->Send(output_.data() + batch.first_byte, packet_bytes, destinations, wait_ms, from);
   stats_.packets_sent += packet_bytes.size() * copies;
   stats_.bytes_sent += bytes * copies;
 }

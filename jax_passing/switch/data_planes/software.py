@@ -36,6 +36,7 @@ class SoftwareDataPlane:
             parent=None if job.parent is None else _native_parent(job.parent),
             keys=None if job.keys is None else (job.keys.contributions, job.keys.results),
             reach=job.reach,
+            own_addresses=list(job.own_addresses),
         )
 
     def group(self, job: int, own_address: str) -> Group | None:

@@ -255,6 +255,7 @@ class EpochStart:
                     parent,
                     keys=secrets.keys() if secrets else None,
                     reach=reach(plan.slot_count, shards),
+                    own_addresses=tuple(member.connection.own_host for member in epoch.workers()),
                 )
             )
         except Exception as error:  # whatever the device's driver raises

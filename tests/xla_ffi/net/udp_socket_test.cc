@@ -177,6 +177,27 @@ TEST(UdpSocket, boundToAnyIPv6_alsoServesIPv4) {
   ExpectPattern(ReceiveAll(client, 1), sizes);
 }
 
+// The kernel itself would take 127.0.0.1, which these clients don't hear.
+TEST(UdpSocket, send_leavesFromTheAddressesThatAreSaid) {
+  const std::vector<uint16_t> sizes(50, 1460);
+  for (const char* any : {"0.0.0.0", "::"}) {
+    for (const bool segmented : {true, false}) {
+      UdpSocket server = UdpSocket::BoundTo(any, 0);
+      if (!segmented) server.DisableSegmentation();
+      std::vector<UdpSocket> clients;
+      std::vector<Address> destinations, from;
+      for (const char* own : {"127.0.0.2", "127.0.0.3"}) {
+        clients.push_back(UdpSocket::ConnectedTo(own, server.port()));
+        destinations.push_back(server.Native(ResolveAddress("127.0.0.1", clients.back().port())));
+        from.push_back(server.Native(ResolveAddress(own, 0)));
+      }
+      server.Send(Pattern(sizes).data(), sizes, destinations, BatchSender::kWaitMs, from);
+      for (UdpSocket& client : clients) ExpectPattern(ReceiveAll(client, sizes.size()), sizes);
+      EXPECT_EQ(server.stats().datagrams_unsent, 0u);
+    }
+  }
+}
+
 TEST(UdpSocket, send_doesWithoutSegmentationForAWhileWhenItIsRefused) {
   UdpSocket server = UdpSocket::BoundTo("127.0.0.1", 0);
   UdpSocket client = UdpSocket::ConnectedTo("127.0.0.1", server.port());

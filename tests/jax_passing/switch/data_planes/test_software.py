@@ -90,6 +90,23 @@ def packet_of(job, epoch, worker, slot, lane, *, kind=CONTRIBUTION):
     return packet.encode()
 
 
+def test_each_worker_is_answered_from_the_address_by_which_it_knows_the_switch(ranks):
+    own = ("127.0.0.2", "127.0.0.3")
+    plane = SoftwareDataPlane("0.0.0.0", 0, slot_total=16, lanes_per_chunk=360)
+    for rank, address in zip(ranks, own, strict=True):
+        rank.connect((address, plane.port))  # and so hears no other address; the kernel would take 127.0.0.1
+    plane.add_job(job_of(ranks, own_addresses=own))
+    for worker, rank in enumerate(ranks):
+        rank.send(packet_of(7, 3, worker, 9, 1 + worker))
+    for rank in ranks:
+        assert rank.recv(2048) == packet_of(7, 3, EVERY_WORKER, 9, 3, kind=RESULT)
+    ranks[1].send(packet_of(7, 3, 1, 9, 2))  # asks again
+    assert ranks[1].recv(2048) == packet_of(7, 3, EVERY_WORKER, 9, 3, kind=RESULT)
+    with pytest.raises(ValueError, match="knows us by one address"):
+        plane.add_job(job_of(ranks, own_addresses=own[:1]))
+    plane.close()
+
+
 def test_garbage_is_counted_and_dropped(data_plane, ranks):
     data_plane.add_job(job_of(ranks))
     ranks[0].sendto(struct.pack("!20I", *range(20)), ("127.0.0.1", data_plane.port))

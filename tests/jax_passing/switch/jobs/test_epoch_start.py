@@ -27,6 +27,7 @@ async def test_a_job_starts_when_all_ranks_are_here(switch):
     assert [len(nonce) for nonce in nonces] == [32]
     assert [port for _, port in switch.data_plane.running[1].addresses] == [1000, 1001, 1002]
     assert {ip for ip, _ in switch.data_plane.running[1].addresses} == {"127.0.0.1"}
+    assert switch.data_plane.running[1].own_addresses == ("127.0.0.1",) * 3
 
 
 @scenario(link_gbit=40.0)
