@@ -121,6 +121,10 @@ class UnsupportedDtypeError(PassingError, TypeError):
     """No sum is defined for this dtype."""
 
 
+class ExperimentalWarning(UserWarning):
+    """A program sums over hosts on devices of a kind on which nobody has run this package yet."""
+
+
 class InsideHostWarning(UserWarning):
     """A collective stays inside this host, but may be meant to go over all hosts. It isn't an error, as it may be
     right."""

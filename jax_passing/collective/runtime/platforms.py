@@ -1,5 +1,6 @@
 """The platforms on which programs with sums over hosts run, and how XLA reaches this process there."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -7,9 +8,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jax_passing._compat import lowered_modules
+from jax_passing.errors import ExperimentalWarning
+from jax_passing.host.users_line import warn_in_users_line
 
 BY_FFI = ("cpu", "cuda")  # XLA calls our handlers
 BY_HOST_CALLS = ("tpu",)  # XLA can call Python alone
+_NEVER_RUN_ON = {"cuda": "GPU", "tpu": "TPU"}
 
 
 def by_host_calls(ctx: mlir.LoweringRuleContext) -> bool:
@@ -43,7 +47,8 @@ def register_lowering(primitive: Primitive, **by_platform: Callable[..., Any]) -
     """Tells JAX how to lower a primitive, by one rule for all platforms: given one for each, JAX 0.10 fails with a
     TypeError of its own where a program is lowered for several at once.
 
-    That rule raises NotImplementedError there, and on platforms that have none.
+    That rule raises NotImplementedError there, and on platforms that have none; it warns (ExperimentalWarning) once for
+    each platform that has never run it.
     """
     rules[primitive] = by_platform
 
@@ -56,7 +61,19 @@ def register_lowering(primitive: Primitive, **by_platform: Callable[..., Any]) -
                 f"{', '.join(BY_FFI + BY_HOST_CALLS)}: put the arrays on devices of one of these (jax.device_put, "
                 "or a mesh of jax.devices('cpu'))."
             )
+        if platform in _NEVER_RUN_ON:
+            _warn_of(_NEVER_RUN_ON[platform])
         return rule(ctx, *operands, **params)
 
     # Each call is lowered by itself: with JAX's cache, equal calls would share a site.
     mlir.register_lowering(primitive, lower, cacheable=False)
+
+
+@functools.cache  # once, unless a filter makes it an exception: then each time
+def _warn_of(device: str) -> None:
+    warn_in_users_line(
+        ExperimentalWarning,
+        f"This program sums over hosts on a {device}. No {device} has ever run this part of jax_passing, so it is "
+        "experimental: compare its sums with numpy's before you rely on them, and report what you see. "
+        "warnings.simplefilter('ignore', jax_passing.errors.ExperimentalWarning) says that you know.",
+    )
