@@ -86,6 +86,17 @@ def output_of(command: list[str], timeout_s: float = 60.0) -> str:
         return ""
 
 
+def why_no_gpu() -> str:
+    """Returns what JAX says of a GPU that it can't use, or an empty text if it can use one."""
+    command, environment = [sys.executable, "-c", "import jax; jax.devices()"], {**os.environ, "JAX_PLATFORMS": GPU}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    if done.returncode == 0:
+        return ""
+    # The reason may be in a traceback that JAX logs before it raises another error.
+    reasons = dict.fromkeys(re.findall(r"^\w+Error: (.+)$", done.stderr, re.MULTILINE))
+    return "; ".join(reasons) or "JAX names no reason: has it its plugin for CUDA?"
+
+
 def machine() -> dict[str, Any]:
     versions = {}
     for package in PACKAGES:
@@ -104,6 +115,7 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "gpu": output_of(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]),
         "backend": output_of([sys.executable, "-c", "import jax; print(jax.default_backend())"]) or "none: JAX fails",
+        "why_no_gpu": why_no_gpu(),
     }
 
 
@@ -131,6 +143,10 @@ def run(part: Part, folder: Path, limit_s: float) -> dict[str, Any]:
     environment.pop("PYTHONSAFEPATH", None)  # a program's modules stand beside it
     environment |= {"PYTHONUNBUFFERED": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     environment["JAX_PLATFORMS"] = CPU if set(part.platforms) == {CPU} else f"{GPU},{CPU}"
+    if GPU in part.platforms:  # what one process has found of the fastest kernels, the next ones needn't find again
+        (tuned := (folder / "autotune").resolve()).mkdir(exist_ok=True)
+        flags = os.environ.get("XLA_FLAGS", "")
+        environment["XLA_FLAGS"] = f"{flags} --xla_gpu_per_fusion_autotune_cache_dir={tuned}"
     began = time.monotonic()
     with log.open("w") as output:
         command = command_of(part, result, limit_s)
@@ -194,6 +210,8 @@ def main() -> None:
     began = time.monotonic()
     report: dict[str, Any] = {"machine": machine(), "parts": []}
     has_gpu = report["machine"]["backend"] == "gpu"
+    if why := report["machine"]["why_no_gpu"]:
+        print(f"no GPU: {why}", flush=True)
     hung: list[int] = []
     for part in PARTS:
         entry = {"name": part.name, "platforms": part.platforms}

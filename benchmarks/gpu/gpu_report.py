@@ -281,7 +281,8 @@ def markdown(report: Entry) -> str:
         f"# jax_passing on {here['gpu'] or 'a machine without a GPU'}",
         "",
         f"{here['date']}, commit {here['commit'] or 'unknown'}. {here['cores']} cores of {here['processor']}, Python "
-        f"{here['python']}, {versions}; JAX computes on: {here['backend']}. Parts: {verdict(report)}.",
+        f"{here['python']}, {versions}; JAX computes on: {here['backend']}"
+        f"{' (' + here['why_no_gpu'] + ')' if here['why_no_gpu'] else ''}. Parts: {verdict(report)}.",
         "",
     ]
     lines += ["## Correctness", "", *(line for part in CORRECTNESS for line in part(report))]

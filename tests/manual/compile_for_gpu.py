@@ -43,19 +43,20 @@ dnn_version_info { major: 9  minor: 10 }
 device_description_str: "NVIDIA H200"
 """
 LAYERS = 6
+COUNTS = (1, 2, 8)  # of devices
+
+
+def loss(params: Any, x: Any) -> Any:
+    for w in params:
+        x = jnp.tanh(x @ w)
+    return jnp.sum(x)
 
 
 def held(mesh: Mesh) -> Any:
     """A step of data parallelism, with a bucket for each layer."""
 
     def step(params, x):
-        def loss(params):
-            y = x
-            for w in params:
-                y = jnp.tanh(y @ w)
-            return jnp.sum(y)
-
-        sums = jax_passing.psum(jax.grad(loss)(params), "d", bucket_bytes=4 * 2**20)
+        sums = jax_passing.psum(jax.grad(loss)(params, x), "d", bucket_bytes=4 * 2**20)
         return [w - 0.1 * g for w, g in zip(params, sums, strict=True)]
 
     step = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), check_vma=False)
@@ -84,6 +85,64 @@ def loop(mesh: Mesh) -> Any:
 
     mapped = jax.shard_map(program, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=False)
     return jax.jit(mapped), (array(mesh, (512 * mesh.size, 512), P("d")),)
+
+
+def until(mesh: Mesh) -> Any:
+    """A loop whose end depends on its sums."""
+
+    def program(x):
+        def body(carry):
+            return jax_passing.psum(carry[0] * 2, "d"), carry[1] + 1
+
+        return jax.lax.while_loop(lambda carry: jnp.max(carry[0]) < 1e6, body, (x, 0))
+
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=P("d"), out_specs=(P("d"), P()), check_vma=False)
+    return jax.jit(mapped), (array(mesh, (512 * mesh.size, 512), P("d")),)
+
+
+def steps(mesh: Mesh) -> Any:
+    """Several steps of training in one loop, whose parameters are donated."""
+
+    def program(params, batches):
+        def step(params, x):
+            sums = jax_passing.psum(jax.grad(loss)(params, x), "d", bucket_bytes=4 * 2**20)
+            return [w - 0.1 * g for w, g in zip(params, sums, strict=True)], ()
+
+        return jax.lax.scan(step, params, batches)[0]
+
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=(P(), P(None, "d")), out_specs=P(), check_vma=False)
+    batches = array(mesh, (4, 256 * mesh.size, 1024), P(None, "d"))
+    return jax.jit(mapped, donate_argnums=0), ([array(mesh, (1024, 1024), P())] * LAYERS, batches)
+
+
+def through(mesh: Mesh) -> Any:
+    """The gradient goes through a sum, which is computed again for it."""
+
+    def program(w, x):
+        def loss(w):
+            hidden = jax.checkpoint(lambda w: jax_passing.psum(jnp.tanh(x @ w), "d"))(w)
+            return jnp.sum(jnp.sin(hidden) ** 2)
+
+        return jax.grad(loss)(w)
+
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=(P(), P("d")), out_specs=P("d"), check_vma=False)
+    return jax.jit(mapped), (array(mesh, (512, 512), P()), array(mesh, (256 * mesh.size, 512), P("d")))
+
+
+def half(mesh: Mesh) -> Any:
+    """Devices add up 16-bit floats first, if there are several, and a leaf is used again behind its sum."""
+
+    def program(x, y):
+        return jax_passing.psum((x, y), "d"), x + 1, (y @ y.T).sum()
+
+    mapped = jax.shard_map(program, mesh=mesh, in_specs=P("d"), out_specs=(P("d"), P("d"), P()), check_vma=False)
+    x = array(mesh, (2048 * mesh.size, 1024), P("d"), jnp.bfloat16)
+    return jax.jit(mapped, donate_argnums=0), (x, array(mesh, (512 * mesh.size, 512), P("d")))
+
+
+def pmapped(mesh: Mesh) -> Any:
+    mapped = jax.pmap(lambda x: jax_passing.psum((x, x[:3]), "d"), axis_name="d", devices=list(mesh.devices.flat))
+    return mapped, (jax.ShapeDtypeStruct((mesh.size, 1024, 1024), jnp.float32),)
 
 
 def branch(mesh: Mesh) -> Any:
@@ -203,7 +262,7 @@ def main() -> None:
         handlers.register_ffi()
         handlers._register("CUDA", _native.cuda_ffi_state_type(), _native.cuda_ffi_targets())
         local_devices = jax.local_devices
-        for count in (1, 2):
+        for count in COUNTS:
             topology = topologies.get_topology_desc(platform="cuda", target_config=H200, topology=f"1x1x{count}")
             devices = list(topology.devices)
             # Such devices are no backend's.
@@ -211,7 +270,8 @@ def main() -> None:
                 local_devices(backend=backend) if backend in (None, "cpu") else devices
             )
             mesh = Mesh(devices, ("d",))
-            for case in (held, several, loop, branch, gpt2):
+            cases = (held, several, loop, until, steps, branch, through, half, pmapped)
+            for case in (*cases, gpt2) if count <= 2 else cases:
                 function, arguments = case(mesh)
                 check(case.__name__, mesh, function.lower(*arguments).compile().as_text())
     print(f"jaxlib {jax.lib.__version__}: all is as docs/internals/accelerators.md says; what XLA dumped is in {DUMP}")
