@@ -61,9 +61,10 @@ def register_lowering(primitive: Primitive, **by_platform: Callable[..., Any]) -
                 f"{', '.join(BY_FFI + BY_HOST_CALLS)}: put the arrays on devices of one of these (jax.device_put, "
                 "or a mesh of jax.devices('cpu'))."
             )
+        results = rule(ctx, *operands, **params)
         if platform in _NEVER_RUN_ON:
             _warn_of(_NEVER_RUN_ON[platform])
-        return rule(ctx, *operands, **params)
+        return results
 
     # Each call is lowered by itself: with JAX's cache, equal calls would share a site.
     mlir.register_lowering(primitive, lower, cacheable=False)
