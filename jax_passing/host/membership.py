@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from jax_passing import config
-from jax_passing.errors import ConfigError, Failure, JoinError, PassingError, SwitchLostError, failure_of
+from jax_passing.errors import (
+    ConfigError,
+    DeadlineExceededError,
+    Failure,
+    JoinError,
+    PassingError,
+    SwitchLostError,
+    failure_of,
+)
 from jax_passing.host import programs, stalls
 from jax_passing.host.outside import HostOutside, Transport
 from jax_passing.host.shard import Shard
@@ -211,7 +219,9 @@ class Membership:
             case messages.SlotState() if self._asked is not None and self.shards[self._asked[0].shard] is shard:
                 self._on_answer(message)
             case messages.Failed(kind, text, ranks):
-                self.fail(Failure(kind, text, ranks), source=shard)
+                # Who missed a sum at its deadline doesn't know what this host waits for instead.
+                also = self._ledger.waiting() if kind == DeadlineExceededError.__name__ else ""
+                self.fail(Failure(kind, f"{text} {also}".rstrip(), ranks), source=shard)
             case messages.Bye():
                 shard.is_over = True
                 if all(each.is_over for each in self.shards):

@@ -72,6 +72,14 @@ def difference(own: Compared, rank_0s: Compared, rank: int, number: int) -> str:
     return f"Hosts run different programs. {what[:_TEXT_MAX]}. {' '.join(dict.fromkeys(remedies))}"
 
 
+def described(program: Compared) -> str:
+    """Says which program it is. Shapes are part of it: a function may run in many, as where a batch is smaller."""
+    sums = _sums(program)
+    leaves = [f"{path} {dtype}".lstrip() for one in sums for path, dtype in one.leaves]
+    what = _listed(leaves[:SHOWN_MAX], len(leaves))[:_PART_MAX]
+    return f"{program.name} ({program.devices}), which sums {what} at {_location_texts(sums)}"
+
+
 _fields = msgspec.json.Decoder(dict[str, Any])
 
 

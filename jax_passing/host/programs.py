@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from jax_passing.errors import Failure, ProgramMismatchError
-from jax_passing.host.program_differences import difference, fields_of, location_of
+from jax_passing.host.program_differences import described, difference, fields_of, location_of
 from jax_passing.protocol import control_messages as messages
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Ledger:
         for who, other, side in sides:
             programs = [program for waiting in side.values() for program in waiting]
             if programs:
-                some = ", ".join(f"{program.name} on devices {program.devices}" for program in programs[:_SHOWN_MAX])
-                more = f" and {len(programs) - _SHOWN_MAX} more" if len(programs) > _SHOWN_MAX else ""
-                sentences.append(f"{who} runs {some}{more}, {other} hasn't so far.")
+                some = "; ".join(described(program) for program in programs[:_SHOWN_MAX])
+                more = f"; and {len(programs) - _SHOWN_MAX} more" if len(programs) > _SHOWN_MAX else ""
+                sentences.append(f"{who} runs {some}{more}. So far {other} hasn't.")
         return " ".join(sentences)

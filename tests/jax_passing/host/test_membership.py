@@ -88,9 +88,20 @@ def test_a_long_program_travels(hosts):
 def test_a_stall_tells_of_programs_that_rank_0_hasnt(hosts, caplog):
     hosts[1].runs(program(name="jit_alone"))
     note, failure = hosts[1].membership._stalls.report(Stall(shard=0, waits_for_order=True), 5.0, None)
-    assert note.endswith("Rank 1 runs jit_alone on devices 0,1, rank 0 hasn't so far.")
+    assert "Rank 1 runs jit_alone (0,1), which sums" in note
+    assert note.endswith("So far rank 0 hasn't.")
     assert note in caplog.text
     assert failure is None
+
+
+def test_what_a_host_runs_is_told_with_a_deadline_that_others_missed(hosts):
+    hosts[1].runs(program(identity(leaves=[["['w']", "float32[3,5]"]])))
+    hosts[0].call(hosts[0].membership.transport_failed, "DeadlineExceededError", "No progress. Missing: rank 1.")
+    for host in hosts:
+        until(lambda host=host: host.failure)
+        assert host.failure.message.startswith("No progress. Missing: rank 1.")
+    assert "['w'] float32[3,5]" in hosts[1].failure.message
+    assert hosts[1].failure.message.endswith("So far rank 0 hasn't.")
 
 
 @pytest.mark.parametrize("payload", [b"", b"\2", b"\1{}", b"x"], ids=repr)

@@ -22,7 +22,7 @@ def test_equal_programs():
     ledger = Ledger(1)
     for first, second in ((ledger.own, ledger.rank_0s), (ledger.rank_0s, ledger.own)):
         assert first(bounded(program())) is None
-        assert "jit_step, 2 devices on devices 0,1" in ledger.waiting()
+        assert "jit_step, 2 devices (0,1), which sums ['w'] float32[3,4] at train.py:41:9 in step." in ledger.waiting()
         assert second(sent(program())) is None
         assert ledger.waiting() == ""
 
@@ -67,10 +67,10 @@ def test_what_one_side_alone_runs_is_told_to_who_waits_for_a_sum():
     for device in range(5):
         ledger.own(bounded(program(devices=str(device))))
     ledger.rank_0s(sent(program(devices="0,1")))
-    step = "jit_step, 2 devices on devices"
+    step, sums = "jit_step, 2 devices", "which sums ['w'] float32[3,4] at train.py:41:9 in step"
     assert ledger.waiting() == (
-        f"Rank 2 runs {step} 0, {step} 1, {step} 2 and 2 more, rank 0 hasn't so far. Rank 0 runs {step} 0,1, rank 2 "
-        "hasn't so far."
+        f"Rank 2 runs {step} (0), {sums}; {step} (1), {sums}; {step} (2), {sums}; and 2 more. So far rank 0 hasn't. "
+        f"Rank 0 runs {step} (0,1), {sums}. So far rank 2 hasn't."
     )
 
 
@@ -78,7 +78,7 @@ def test_a_side_that_runs_ahead_without_end():
     ledger = Ledger(1)
     failures = [ledger.rank_0s(sent(program())) for _ in range(programs.PENDING_MAX + 1)]
     assert [bool(failure) for failure in failures] == [False] * programs.PENDING_MAX + [True]
-    assert "rank 1 hasn't so far" in failures[-1].message
+    assert "So far rank 1 hasn't." in failures[-1].message
 
 
 # Programs that are too long to be sent.
