@@ -31,6 +31,7 @@ def psum_with_residuals(
     strategy: str | None = None,
     wire: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    function: str = "psum_with_residuals",
 ) -> tuple[_T, _T]:
     """Sums each array of `tree` over the devices along `axis_name`, on all hosts, and returns the residuals, too.
 
@@ -48,6 +49,7 @@ def psum_with_residuals(
       strategy: as for `psum`.
       wire: as for `psum`.
       bucket_bytes: as for `psum`.
+      function: what the user called, for errors.
 
     Returns:
       Two trees of the same structure, shapes and dtypes (int32 for bool): sums and residuals. Under
@@ -63,7 +65,7 @@ def psum_with_residuals(
     wanted = check_strategy(strategy, along)
     leaves, treedef = jax.tree.flatten(tree)
     paths = paths_of(tree)
-    arrays = [summand(leaf, along.axes, "psum_with_residuals", path) for leaf, path in zip(leaves, paths, strict=True)]
+    arrays = [summand(leaf, along.axes, function, path) for leaf, path in zip(leaves, paths, strict=True)]
     site = new_site(along.scope.stream, wanted, bucket_bytes, paths, wire=check_wire(wire, along, wanted))
     if not along.axes:
         results = [*arrays, *nothing_lost(arrays, along, site)]

@@ -98,7 +98,9 @@ def compressed_psum(
         leaves, treedef = feedback.flattened(updates)
         before = feedback.leaves_of(state.residuals, updates, function)
         given = jax.tree.unflatten(treedef, map(feedback.added, leaves, before))
-        sums, left = psum_with_residuals(given, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes)
+        sums, left = psum_with_residuals(
+            given, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes, function=function
+        )
         count = axis_size(axis_name)
         means = jax.tree.map(lambda total: total / count, sums)
         after = feedback.kept(before, treedef.flatten_up_to(left))

@@ -187,7 +187,9 @@ class _Step(NamedTuple):
 
     def _means(self, given: list[Any]) -> tuple[list[Any], list[Any]]:
         """Returns means over all devices, and what this host left out. None stands for leaves without a sum."""
-        sums, left = psum_with_residuals(self.treedef.unflatten(given), self.axis_name, **self.options)
+        sums, left = psum_with_residuals(
+            self.treedef.unflatten(given), self.axis_name, function=_FUNCTION, **self.options
+        )
         means = jax.tree.map(lambda total: total / self.device_count, sums)
         return self.treedef.flatten_up_to(means), self.treedef.flatten_up_to(left)
 

@@ -10,7 +10,7 @@ from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.errors import ConfigError, NotInitializedError
+from jax_passing.errors import ConfigError, NotInitializedError, UnvaryingInputError
 from jax_passing.optax import compressed_psum, powersgd, restart
 from jax_passing.optax.residuals import Residuals
 from support.jax.optimizing import PARAMS, difference, exact_mean, gradients, largest, steps_of
@@ -36,6 +36,17 @@ def test_residuals_are_added_to_gradients(check_vma):
     means, state = step(gradients(0, range(DEVICES)), state, PARAMS)
     assert difference(means, jax.tree.map(lambda mean: mean + 1, exact_mean(0, DEVICES))) < ROUNDING
     assert largest(state.residuals) == 0
+
+
+@pytest.mark.parametrize("make", [compressed_psum, powersgd])
+def test_gradients_that_are_summed_already(make):
+    transformation = make("d")
+    state = transformation.init(PARAMS)
+    mesh = jax.make_mesh((DEVICES,), ("d",))
+    with pytest.raises(UnvaryingInputError, match=f"^{make.__name__} over .* it needs no {make.__name__}: "):
+        jax.shard_map(
+            lambda grads: transformation.update(grads, state, PARAMS)[0], mesh=mesh, in_specs=P(), out_specs=P()
+        )(PARAMS)
 
 
 def test_without_feedback_the_state_is_empty():
