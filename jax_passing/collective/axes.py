@@ -68,13 +68,15 @@ def extent(axis_name: Any) -> Extent:
     """
     Raises:
       NameError: an axis is not bound here.
-      ConfigError: nothing says whether the axes go on over the hosts, or two of them do.
+      ConfigError: nothing says whether the axes go on over the hosts, or two of them do, or one is named twice.
       ThreadError: the session is another thread's.
     """
     patches.install()
     axes = as_axes(axis_name)
     for axis in axes:
         named_axes.axis_size(axis)
+    if len(set(axes)) < len(axes):
+        raise ConfigError(f"An axis stands twice in {axes}: name each one once.")
     scope = scopes.current()
     if scope is None:
         return Extent(axes, None, scopes.Scope())

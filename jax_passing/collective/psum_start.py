@@ -151,6 +151,13 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
             "handle itself, not its arrays or a tree of handles (jax.tree.map over those)."
         )
     kind = handle._kind
+    tokens = jax.tree.leaves(handle)  # in the state of an nnx.Optimizer each is in a Variable
+    if not all(jnp.shape(token) == () and jnp.result_type(token) == np.float32 for token in tokens):
+        found = ", ".join(sorted({str(jax.typeof(jnp.asarray(token))) for token in tokens}))
+        raise HandleError(
+            f"psum_done: this handle holds {found} instead of float32[]: something was calculated with it, such as a "
+            "cast of an optimizer's state, or several were stacked. Carry and store handles as they are."
+        )
     along = extent(kind.axes)
     if along.axes:
         require_session(along, "psum_done")
@@ -160,7 +167,6 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
     back = None if _in_host(along) or _summed_over(along.axes) else handles.summing(along, wanted)
     sums: list[Any] = [None] * len(kind.types)
     others = [jnp.asarray(leaf) for leaf in jax.tree.leaves(after)]
-    tokens = jax.tree.leaves(handle)  # in the state of an nnx.Optimizer each is in a Variable
     for token, (members, bucket) in zip(tokens, _sites(kind, site, along), strict=True):
         types = [_type_here(kind.types[i]) for i in members]
         for i, each in zip(members, handles.take(token, types, back, bucket, others), strict=True):

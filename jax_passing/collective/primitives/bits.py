@@ -97,7 +97,9 @@ def to_key(array: jax.Array, largest: bool) -> jax.Array:
     elif jnp.issubdtype(dtype, jnp.integer):
         key = array
     else:
-        raise UnsupportedDtypeError(f"pmax and pmin of {dtype}: supported are bool, integers and real floating point")
+        raise UnsupportedDtypeError(
+            f"pmax and pmin of {dtype}: cast it first. Supported are bool, integers and real floating point."
+        )
     return key if largest else ~key
 
 

@@ -20,7 +20,7 @@ SUPPORTED_DTYPES = (
 def check_dtype(what: str, dtype: np.dtype, path: str, supported: Sequence[str] = SUPPORTED_DTYPES) -> None:
     """Raises UnsupportedDtypeError if `supported` lacks the dtype of `what`, a leaf with this path."""
     if dtype.name not in supported:
-        raise UnsupportedDtypeError(f"{what}{_at(path)}; supported are {', '.join(supported)}")
+        raise UnsupportedDtypeError(f"{what}{_at(path)}: cast it first. Supported are {', '.join(supported)}.")
 
 
 def summand(leaf: Any, axes: Axes, function: str, path: str, supported: Sequence[str] = SUPPORTED_DTYPES) -> jax.Array:

@@ -123,6 +123,15 @@ def test_what_was_calculated_with_a_handle_is_none(starts_and_done, change):
     done(handle)
 
 
+@pytest.mark.parametrize("change", [lambda token: token.astype(jnp.bfloat16), lambda token: jnp.stack([token, token])])
+def test_a_handle_of_another_type_is_none(starts_and_done, change):
+    start, done = starts_and_done
+    handle = start(X)
+    with pytest.raises(HandleError, match=r"this handle holds (bfloat16\[\]|float32\[2\]).* instead of float32\[\]"):
+        done(jax.tree.map(change, handle))
+    done(handle)
+
+
 def test_a_handle_of_other_arrays(starts_and_done):
     start, done = starts_and_done
     handle, other = start(X), start(np.concatenate([X, X], 1))

@@ -232,7 +232,9 @@ def test_pmean(check_vma):
 
 
 def test_unsupported_dtypes():
-    with pytest.raises(UnsupportedDtypeError, match=r"float8_e4m3fn; supported are bool, int8.*complex128"):
+    with pytest.raises(
+        UnsupportedDtypeError, match=r"float8_e4m3fn: cast it first. Supported are bool, int8.*complex128"
+    ):
         on_mesh(lambda x: jax_passing.psum(x, "d"))(jnp.ones(4, jnp.float8_e4m3fn))
     with pytest.raises(TypeError, match="key"):
         on_mesh(lambda x: jax_passing.psum(x, "d"))(jax.random.split(jax.random.key(0), 4))
@@ -243,6 +245,8 @@ def test_unbound_axis():
         on_mesh(lambda x: jax_passing.psum(x, "e"))(jnp.ones(4))
     with pytest.raises(NameError, match="shard_map"):
         jax_passing.psum(jnp.ones(4), "d")
+    with pytest.raises(ConfigError, match="An axis stands twice in \\('d', 'd'\\)"):
+        on_mesh(lambda x: jax_passing.psum(x, ("d", "d")))(jnp.ones(4))
 
 
 def test_unvarying_input_raises_with_the_remedy():
