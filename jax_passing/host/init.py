@@ -1,6 +1,7 @@
 """`init`: opens the session of this process, with the settings that it finds."""
 
 import logging
+import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -75,7 +76,7 @@ def init(
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
-      ConfigError: a setting is unknown, malformed or missing; or JAX traces.
+      ConfigError: a setting is unknown, malformed or missing; or JAX traces, or multiprocessing imports the script.
       AlreadyInitializedError: this process has an open session.
       SwitchUnreachableError: no switch answers at the address.
       AuthenticationError: only one of host and switch has a key, or they have different ones.
@@ -84,6 +85,12 @@ def init(
     """
     arguments = {name: value for name, value in locals().items() if name != "config"}  # by the settings' names
     scope.check_process()
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # so Python itself finds it out
+        raise ConfigError(
+            "jax_passing.init is called in a child process that multiprocessing has started, and that imports the "
+            "script for this: it would join as the rank that its parent has. Put what the script does behind "
+            "`if __name__ == '__main__':`."
+        )
     if jaxprs.tracing():
         raise ConfigError(
             "jax_passing.init is called where JAX traces (jit, shard_map, vmap, grad): it would run once, while "

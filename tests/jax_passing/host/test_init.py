@@ -2,6 +2,8 @@
 
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,22 @@ def test_a_world_of_one_needs_no_switch():
         assert stats.keys() == Stats.__annotations__.keys()
     assert sessions.current() is None
     session.shutdown()  # once more does nothing
+
+
+def test_a_child_that_imports_the_script_is_refused(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("""
+import multiprocessing, jax_passing
+with jax_passing.init():
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start()
+    child.join()
+    print("exit code", child.exitcode)
+""")
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "exit code 1\n"
+    assert "ConfigError: jax_passing.init is called in a child process" in run.stderr
+    assert "if __name__ == '__main__':" in run.stderr
 
 
 def test_where_jax_traces_it_is_refused():
