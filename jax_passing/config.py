@@ -239,13 +239,13 @@ def _check_whole(settings: Settings, sources: Mapping[str, str]) -> None:
         if missing:
             names = " and ".join(PREFIX + key.upper() for key in missing)
             raise ConfigError(
-                f"A switch is configured ({sources['switch']}), but {' and '.join(missing)} given nowhere, and no "
+                f"A switch is configured ({sources['switch']}), but nothing gives {' and '.join(missing)}, and no "
                 "launcher that jax.distributed knows was found. Start the script with `jax-passing run`, or set "
                 f"{names}."
             )
         if settings.job is None:
             raise ConfigError(
-                f"A switch is configured ({sources['switch']}), but job given nowhere: no launcher that tells all "
+                f"A switch is configured ({sources['switch']}), but nothing gives job: no launcher that tells all "
                 f"hosts the id of their run was found. Write jax_passing.init(job='NAME') or set {PREFIX}JOB=NAME: the "
                 "same name on all hosts of this run, another one for every other run, or they would sum up each "
                 "other's numbers."

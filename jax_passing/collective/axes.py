@@ -183,7 +183,7 @@ def undeclared(axes: Sequence[Any]) -> str:
         f"Nothing says whether {names} goes on over the hosts: the mesh (pmap, vmap) lies inside this process. Write "
         f"jax_passing.init(axis_name={example}) on every host, and sums over {example} go over all devices of all "
         "hosts, while every other axis stays inside its host; or make one mesh over all processes "
-        "(jax.distributed.initialize, then jax.devices())."
+        "(jax.distributed.initialize, then jax.devices()). For a sum of this host's devices alone write jax.lax.psum."
     )
 
 

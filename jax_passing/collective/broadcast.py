@@ -49,7 +49,7 @@ def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
         if not is_index or root != 0:
             raise ConfigError(f"broadcast from root={root!r}: in an elastic session only device 0 is sure to be there.")
     elif not is_index or not 0 <= root < all_devices.size:
-        raise ConfigError(f"broadcast from root={root!r}: expected an index from 0 to {all_devices.size - 1}.")
+        raise ConfigError(f"broadcast from root={root!r}: expected a Python integer from 0 to {all_devices.size - 1}.")
     arrays, treedef = composed.operands(tree, along)
     if not arrays:
         return tree

@@ -184,8 +184,8 @@ def _check_flat(placement: Placement, axes: Axes, device_ranks: int) -> None:
     if placement.local_member_count != device_ranks:
         raise ConfigError(
             f"strategy='flat' gives each of this host's {device_ranks} devices a rank at the switch, which adds up all "
-            f"of them; this psum over {axes} has a part on {placement.local_member_count} of them in each group. "
-            "Use strategy='passing' for it."
+            f"of them; this psum over {axes or 'an axis of vmap'} has a part on {placement.local_member_count} of them "
+            "in each group. Use strategy='passing' for it."
         )
 
 

@@ -74,7 +74,7 @@ def test_gradients_of_broadcast(check_vma):
 
 @pytest.mark.parametrize("root", [-1, 4, True, 1.0, None])
 def test_root_is_validated(root):
-    with pytest.raises(ConfigError, match="from root=.*expected an index from 0 to 3"):
+    with pytest.raises(ConfigError, match="from root=.*expected a Python integer from 0 to 3"):
         on_mesh(lambda x: jax_passing.broadcast(x, "d", root=root))(jnp.ones(4))
 
 
