@@ -44,7 +44,8 @@ def is_exported(ctx: mlir.LoweringRuleContext) -> bool:
 def program_name(ctx: mlir.LoweringRuleContext) -> str:
     """Returns the name of the program: `jit_step on 4 devices` for a jitted function `step`."""
     module_name = str(ctx.module_context.module.operation.attributes["sym_name"]).strip('"')
-    return f"{module_name} on {lowering_mesh(ctx).device_count} devices"
+    count = lowering_mesh(ctx).device_count
+    return f"{module_name} on {count} {'device' if count == 1 else 'devices'}"
 
 
 def modules_of_thread() -> list[tuple[str, int]]:

@@ -77,5 +77,5 @@ def test_different_programs_raise_on_every_host(cluster: "Cluster", kind: str) -
         raised = re.search(r"^raised (\w+) after ([\d.]+) s: (.*)", process.text, re.M)
         assert raised, process.text
         assert raised[1] == "ProgramMismatchError"
-        assert "Hosts run different programs. In jit_body on 1 devices" in process.text
+        assert "Hosts run different programs. In jit_body on 1 device" in process.text
         assert "mismatch.py:" in process.text  # the site, by name

@@ -174,10 +174,10 @@ def test_a_module_has_a_fingerprint():
     def fingerprint(factor):
         compiled = program(factor).lower(jnp.ones(8)).compile()
         (ordinal,) = {int(number) for number in re.findall(r'spec = "ordinal=(\d+)', compiled.as_text())}
-        return fingerprint_of_module("jit__lambda on 1 devices", ordinal)
+        return fingerprint_of_module("jit__lambda on 1 device", ordinal)
 
     assert fingerprint(2) == fingerprint(2)  # of two modules, whose ordinals differ
     assert fingerprint(2).split()[0] != fingerprint(3).split()[0]
     assert "2 custom-call" in fingerprint(2)
     assert "(f32[8])->f32[8]" in fingerprint(2)
-    assert fingerprint_of_module("jit__lambda on 1 devices", 1 << 40) is None
+    assert fingerprint_of_module("jit__lambda on 1 device", 1 << 40) is None
