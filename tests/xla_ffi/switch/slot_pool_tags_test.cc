@@ -154,6 +154,23 @@ TEST_P(TaggedWithReach, itIsLookedAtAfterTheTag) {
 
 INSTANTIATE_TEST_SUITE_P(From, TaggedWithReach, testing::Values(1000));
 
+TEST(SlotPool, forgedResultsOfTheParentChangeNothing) {
+  JobSlots job = MakeChildJob();
+  GiveKeys(job);
+  SlotPool pool(8);
+  pool.AddJob(job);
+  for (const uint16_t worker : {0, 1}) {
+    pool.OnPacket(Sealed(Bytes(From(worker)), job.keys->contributions[worker], 9), AddressOf(3, worker));
+  }
+  const std::vector<uint8_t> result = Bytes(FromParent({60, -50}));
+  for (const wire::PacketKey& key : {job.parent->keys->contribution, job.keys->results, wire::RandomKey(77)}) {
+    EXPECT_EQ(pool.OnPacket(Sealed(result, key, 9), kParentAddress).verdict, Verdict::kForged);
+  }
+  EXPECT_EQ(pool.OnPacket(result, kParentAddress).verdict, Verdict::kForged);
+  EXPECT_FALSE(pool.VersionOf(1, 0).complete);
+  EXPECT_EQ(pool.OnPacket(Sealed(result, job.parent->keys->result, 9), kParentAddress).verdict, Verdict::kAnswered);
+}
+
 TEST(SlotPool, aTagWherePacketsHaveNoneIsMalformed) {
   SlotPool pool(8);
   pool.AddJob(MakeJob(3, 2));
