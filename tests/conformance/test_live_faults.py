@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from jax_passing.conformance import run
-from jax_passing.conformance.exchanges import golden
 from jax_passing.conformance.exchanges.exchange import Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.exchanges.model import Limits
 from jax_passing.conformance.live import fences, joining, suite
@@ -24,7 +23,7 @@ from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import Packet, decode
 from jax_passing.protocol.verdicts import VERDICTS
-from support.switch.live_suite import failures, few_cases
+from support.switch.live_suite import failures, only
 from support.switch.model_switch import ModelDataPlane, ModelSwitch
 
 
@@ -47,15 +46,10 @@ FAULTS = {
 }
 
 
-def only(monkeypatch, beginning):
-    """Leaves one case to play."""
-    (chosen,) = (case for case in golden.read() if case.description.startswith(beginning))
-    monkeypatch.setattr(run, "cases", lambda limits, seed, exchanges: [chosen])
+ALONE = "a job of one worker: each contribution is its own result"
 
 
-@pytest.mark.parametrize(
-    "name", ["a bit", *(pytest.param(name, marks=pytest.mark.slow) for name in FAULTS if name != "a bit")]
-)
+@pytest.mark.parametrize("name", FAULTS)
 def test_faults_are_found(monkeypatch, name):
     change, case, text = FAULTS[name]
     only(monkeypatch, case)
@@ -118,7 +112,7 @@ def test_a_switch_that_never_answers_cant_be_tested(monkeypatch):
 
 
 def test_packets_from_another_port_are_found(monkeypatch):
-    few_cases(monkeypatch)
+    only(monkeypatch, ALONE)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
 
         def from_elsewhere(to, out):
@@ -127,11 +121,11 @@ def test_packets_from_another_port_are_found(monkeypatch):
 
         with closing(ModelSwitch(fault=Fault("complete", from_elsewhere))) as switch:
             failed, _ = failures(switch.address)
-    assert "; the switch sends from 127.0.0.1:" in failed["a job of one worker: each contribution is its own result"]
+    assert "; the switch sends from 127.0.0.1:" in failed[ALONE]
 
 
 def test_results_that_come_again_later_are_found(monkeypatch):
-    few_cases(monkeypatch)
+    only(monkeypatch, ALONE, suite.SILENCE)
     send = ModelDataPlane.send
 
     def again(switch, to, out):
@@ -156,15 +150,15 @@ def told(switch):
 
 
 def test_what_isnt_compared_is_told(monkeypatch):
-    few_cases(monkeypatch)
+    only(monkeypatch, ALONE)
     with closing(ModelSwitch()) as switch:
         assert "not compared" not in told(switch)
     monkeypatch.setattr(ModelDataPlane, "stats", lambda self: {"added": self._counts["added"]})
     monkeypatch.setattr(ModelDataPlane, "slot_version", lambda self, slot, version: None)
     with closing(ModelSwitch()) as switch:
         text = told(switch)
-    assert "not compared in 3 cases: how often it came to complete; it doesn't count that" in text
-    assert "not compared in 3 cases: what its slots hold; The switch at" in text
+    assert "not compared in 1 cases: how often it came to complete; it doesn't count that" in text
+    assert "not compared in 1 cases: what its slots hold; The switch at" in text
     assert "how often it came to added" not in text
 
 
@@ -176,7 +170,7 @@ WELCOMES = {
 
 @pytest.mark.parametrize("text", WELCOMES)
 def test_welcomes_that_contradict_each_other_are_found(monkeypatch, text):
-    few_cases(monkeypatch)
+    only(monkeypatch, "two workers")
     encode = messages.encode
 
     def wrong(message):

@@ -6,21 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from jax_passing.conformance import run
-from jax_passing.conformance.exchanges import golden
+from jax_passing.conformance.live import suite
 from jax_passing.protocol.packet import decode
 from jax_passing.switch.jobs import group_probe
-from support.switch.live_suite import failures
+from support.switch.live_suite import failures, only
 from support.switch.model_switch import ModelDataPlane, ModelSwitch
 
+ONCE = "a result goes to the group, once"
 GROUP = "44 probes, then results come to the group, from the switch's data address, with a TTL of 1"
 LOST = "a rank says that it no longer hears the group: results come to each worker"
 NOT_HEARD = "a rank hasn't heard all probes: after 5 bursts results come to each worker"
 
 
-def faults_of_groups(monkeypatch, fault=lambda verdict, to, packet: (to, packet), cases=2):
-    chosen = [case for case in golden.read() if case.section == "multicast"][:cases]
-    monkeypatch.setattr(run, "cases", lambda limits, seed, exchanges: chosen)
+def faults_of_groups(monkeypatch, *names, fault=lambda verdict, to, packet: (to, packet)):
+    only(monkeypatch, *names)
     with closing(ModelSwitch(fault=fault, multicast=True)) as switch:
         return failures(switch.address)[0]
 
@@ -30,8 +29,8 @@ def goes_to_a_group(to):
 
 
 GROUP_FAULTS = {
-    "a result twice": ("complete", lambda to, out: (to * 2, out), "a result goes to the group, once", "doesn't expect"),
-    "a lane": ("complete", lambda to, out: (to, out[:-1] + b"\x63"), "a result goes to the group, once", "lane 0: "),
+    "a result twice": ("complete", lambda to, out: (to * 2, out), ONCE, "doesn't expect"),
+    "a lane": ("complete", lambda to, out: (to, out[:-1] + b"\x63"), ONCE, "lane 0: "),
     "a probe is missing": (
         "probe",
         lambda to, out: (to, out) if decode(out).slot != 17 else ((), out),
@@ -60,10 +59,7 @@ GROUP_FAULTS = {
 }
 
 
-FIRST = "a lane"  # the checks of multicast take 11 s, whatever the fault, as a switch has deadlines of its own
-
-
-@pytest.mark.parametrize("name", [n if n == FIRST else pytest.param(n, marks=pytest.mark.slow) for n in GROUP_FAULTS])
+@pytest.mark.parametrize("name", GROUP_FAULTS)
 def test_faults_of_multicast_are_found(monkeypatch, name):
     verdict, change, case, text = GROUP_FAULTS[name]
 
@@ -71,20 +67,18 @@ def test_faults_of_multicast_are_found(monkeypatch, name):
         applies = what == verdict and goes_to_a_group(to) and (what == "probe" or decode(out).sequence > 8)
         return change(to, out) if applies else (to, out)
 
-    assert text in faults_of_groups(monkeypatch, fault)[case]
+    assert text in faults_of_groups(monkeypatch, case, fault=fault)[case]
 
 
-@pytest.mark.slow
 def test_a_burst_of_probes_too_many_is_found(monkeypatch):
     monkeypatch.setattr(group_probe, "ROUNDS", 6)
-    assert "probes came 6 times, not 5 times" in faults_of_groups(monkeypatch)[NOT_HEARD]
+    assert "probes came 6 times, not 5 times" in faults_of_groups(monkeypatch, NOT_HEARD)[NOT_HEARD]
 
 
 def test_a_switch_that_multicasts_right_passes(monkeypatch):
-    assert faults_of_groups(monkeypatch, cases=20) == {}
+    assert faults_of_groups(monkeypatch, "multicast", suite.SILENCE) == {}
 
 
-@pytest.mark.slow
 def test_results_that_also_come_to_each_worker_are_found(monkeypatch):
     workers = set()
 
@@ -93,19 +87,14 @@ def test_results_that_also_come_to_each_worker_are_found(monkeypatch):
         also = tuple(workers) if what == "complete" and goes_to_a_group(to) and decode(out).sequence > 8 else ()
         return tuple(to) + also, out
 
-    assert (
-        "got a packet that it doesn't expect"
-        in faults_of_groups(monkeypatch, fault)["a result goes to the group, once"]
-    )
+    assert "got a packet that it doesn't expect" in faults_of_groups(monkeypatch, ONCE, fault=fault)[ONCE]
 
 
-@pytest.mark.slow
 def test_results_to_a_group_that_a_rank_has_lost_are_found(monkeypatch):
     monkeypatch.setattr(ModelDataPlane, "stop_multicast", lambda self, job: None)
-    assert "to the group came result: " in faults_of_groups(monkeypatch)[LOST]
+    assert "to the group came result: " in faults_of_groups(monkeypatch, LOST)[LOST]
 
 
-@pytest.mark.slow
 def test_a_ttl_that_passes_routers_is_found(monkeypatch):
     group = ModelDataPlane.group
 
@@ -114,12 +103,11 @@ def test_a_ttl_that_passes_routers_is_found(monkeypatch):
         return group(switch, job, own_address)
 
     monkeypatch.setattr(ModelDataPlane, "group", far)
-    assert "a packet with a TTL of 2" in faults_of_groups(monkeypatch)[GROUP]
+    assert "a packet with a TTL of 2" in faults_of_groups(monkeypatch, GROUP)[GROUP]
 
 
-@pytest.mark.slow
 def test_one_group_for_all_jobs_is_found(monkeypatch):
     group = ModelDataPlane.group
     monkeypatch.setattr(ModelDataPlane, "group", lambda self, job, own_address: group(self, 1, own_address))
-    failed = faults_of_groups(monkeypatch)
+    failed = faults_of_groups(monkeypatch, "a group is offered")
     assert any("two jobs are offered the same one" in text for text in failed.values())

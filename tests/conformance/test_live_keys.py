@@ -16,7 +16,7 @@ from jax_passing.conformance.live.suite import LiveSwitch
 from jax_passing.protocol import keys, secure_channel
 from jax_passing.switch.server import member_conversation
 from support.switch.in_process import SwitchThread
-from support.switch.live_suite import KEY, failures, few_cases
+from support.switch.live_suite import KEY, failures, only
 from support.switch.model_switch import ModelSwitch
 
 
@@ -33,7 +33,7 @@ def test_cpp_switch_with_a_key(key_file):
 
 
 def test_a_data_plane_that_cant_check_tags_behind_a_key(monkeypatch):
-    few_cases(monkeypatch)
+    only(monkeypatch, "two workers", key_checks.SECTION)
     with (
         closing(ModelSwitch(switch_key=KEY)) as switch,
         closing(LiveSwitch(switch.address, switch_key=KEY)) as tested,

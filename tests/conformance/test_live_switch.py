@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 from jax_passing.config import parse_address
-from jax_passing.conformance.exchanges import golden
+from jax_passing.conformance.exchanges import golden, limit_cases, reach_cases
 from jax_passing.conformance.exchanges.model import Limits
 from jax_passing.conformance.live import parent_role
 from jax_passing.conformance.live.suite import LiveSwitch
@@ -106,6 +106,9 @@ def test_command_says_what_the_switch_has_too_little_of(text):
 def test_command_prints_a_table(monkeypatch):
     first = golden.read()[:3]
     monkeypatch.setattr(golden, "read", lambda: first)
+    for more in (limit_cases, reach_cases):
+        monkeypatch.setattr(more, "cases", lambda limits: [])
+    monkeypatch.setattr(LiveSwitch, "checks", lambda switch: [])
     running = SwitchThread()
     try:
         arguments = ["conformance", "--switch", running.address, "--exchanges", "3", "--seed", "40"]
@@ -136,7 +139,8 @@ def test_command_says_what_is_wrong_with_an_address(flags, text):
     [Limits(lanes_per_chunk=64, whole_chunks=True, worker_limit=32), Limits(lanes_per_chunk=8, worker_limit=3)],
     ids=str,
 )
-def test_other_limits(limits):
+def test_other_limits(monkeypatch, limits):
+    monkeypatch.setattr(LiveSwitch, "checks", lambda switch: [])  # which are the same whatever the limits
     with closing(ModelSwitch(limits)) as switch:
         failed, not_applicable = failures(switch.address, seeds=10)
     assert failed == {}
