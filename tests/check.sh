@@ -137,10 +137,9 @@ address_sanitizer() {
 }
 thread_sanitizer() { ctest_in thread_sanitizer passing_tests -DPASSING_SANITIZE=thread; }
 
-# Ten million inputs, the same ones in every run; others by hand, for hours. An input that fails is kept, and the command
+# The same inputs in every run; others by hand, for hours. An input that fails is kept, and the command
 # that tries it again is printed. libFuzzer is clang's, of the version whose runtime is installed.
 fuzzing() {
-  "$oldest/bin/pip" install --quiet $(requirements "['project']['optional-dependencies']['fuzz']")
   CXX=clang++-14 cmake -S xla_ffi -B "$work/fuzzers" -G Ninja -DPASSING_BUILD_FUZZERS=ON \
     -DPython_EXECUTABLE="$work/wheel-environment/bin/python" >/dev/null
   cmake --build "$work/fuzzers" --target passing_fuzzers
@@ -182,10 +181,10 @@ compiling_fast() { XLA_FLAGS=--xla_cpu_use_fusion_emitters=false "$@"; }
 # By a third worker, too, as many of these tests wait.
 python_tests() {
   compiling_fast pytest_in "$oldest" --numprocesses=3 -m "not slow" --deselect=$signalling_nan \
-    tests/{test_*.py,jax_passing,conformance,fuzz}
+    tests/{test_*.py,jax_passing,conformance}
   pytest_in "$oldest" $signalling_nan
 }
-slow_tests() { compiling_fast pytest_in "$oldest" -m slow tests/{test_*.py,jax_passing,conformance,fuzz}; }
+slow_tests() { compiling_fast pytest_in "$oldest" -m slow tests/{test_*.py,jax_passing,conformance}; }
 
 p4() { pytest_in "$oldest" tests/p4; }
 

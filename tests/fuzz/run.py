@@ -1,7 +1,7 @@
-"""Fuzzes: `python tests/fuzz/run.py BUILD [TARGET…]`, in the virtual environment that has jax_passing[fuzz].
+"""Fuzzes: `python tests/fuzz/run.py BUILD [TARGET…]`, in a virtual environment that has jax_passing.
 
 BUILD is a build folder of xla_ffi, made with -DPASSING_BUILD_FUZZERS=ON by clang; without TARGET all are run, two at a
-time. They begin with the inputs that are kept in tests/fuzz/corpus, and with the conformance suite's golden packets.
+time. They begin with the inputs that are kept in tests/fuzz/corpus.
 
     python tests/fuzz/run.py BUILD                  as many inputs as the check tries, the same ones in each run
     python tests/fuzz/run.py BUILD --minutes 120    so long for each target, and others in each run
@@ -23,10 +23,7 @@ import sys
 import time
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-
-from jax_passing.conformance.exchanges import golden
 
 HERE = Path(__file__).parent
 JOBS = 2
@@ -35,28 +32,12 @@ MEMORY_MIB_MAX = 2048
 INPUT_BYTES_MAX = 1024
 # The check tries so many inputs, the slowest target first. Inputs that are lists of operations have some twenty.
 INPUTS = {
-    "control_plane_fuzz": 3_000,
     "all_reduce_fuzz": 40_000,
     "slot_pool_fuzz": 100_000,
     "order_fuzz": 80_000,
     "datagram_batch_fuzz": 100_000,
     "probe_fuzz": 50_000,
-    "config_fuzz": 20_000,
-    "device_fuzz": 20_000,
-    "programs_fuzz": 100_000,
-    "control_messages_fuzz": 500_000,
-    "header_fuzz": 9_150_000,
 }
-
-
-@dataclass(frozen=True)
-class Target:
-    name: str
-    command: Path  # libFuzzer's arguments follow
-
-    @property
-    def kept(self) -> Path:
-        return HERE / "corpus" / f"{self.name}.zip"
 
 
 def unpack(packed: Path, folder: Path) -> None:
@@ -76,46 +57,27 @@ def pack(folder: Path, packed: Path) -> None:
             file.writestr(zipfile.ZipInfo(name), names[name])
 
 
-def all_targets(build: Path) -> dict[str, Target]:
-    found = {source.stem for source in HERE.glob("xla_ffi/**/*_fuzz.cc")}
-    for source in HERE.glob("jax_passing/**/*_fuzz.py"):
-        write_command(source, build / source.stem)
-        found.add(source.stem)
-    assert found == INPUTS.keys(), found ^ INPUTS.keys()
-    return {name: Target(name, build / name) for name in INPUTS}
-
-
-def write_command(source: Path, path: Path) -> None:
-    """A target in Python is started as those in C++ are: by libFuzzer itself, too, when it minimises a corpus."""
-    python = shlex.join([sys.executable, "-P", str(HERE / "fuzz_python.py"), str(source)])
-    path.write_text(f'#!/bin/sh\nexec {python} "$0" "$@"\n')
-    path.chmod(0o755)
-
-
 class Run:
     """A run of one target."""
 
-    def __init__(self, target: Target, build: Path, minutes: float | None, seed: int):
-        self.target = target
-        self._failures = build / "failures" / target.name
-        self._found = build / "found" / target.name
-        self._golden = build / "golden"
-        self._kept = build / "kept" / target.name
-        unpack(target.kept, self._kept)
+    def __init__(self, name: str, build: Path, minutes: float | None, seed: int):
+        self.name, self._program = name, str(build / name)  # which takes libFuzzer's arguments
+        self._failures = build / "failures" / name
+        self._found = build / "found" / name
+        self._kept, self._packed = build / "kept" / name, HERE / "corpus" / f"{name}.zip"
+        unpack(self._packed, self._kept)
         if minutes is None:
             shutil.rmtree(self._found, ignore_errors=True)  # so that all runs are alike
         for folder in (self._failures, self._found):
             folder.mkdir(parents=True, exist_ok=True)
-        much = f"-runs={INPUTS[target.name]}" if minutes is None else f"-max_total_time={round(60 * minutes)}"
+        much = f"-runs={INPUTS[name]}" if minutes is None else f"-max_total_time={round(60 * minutes)}"
         self._limits = (f"-timeout={INPUT_S_MAX}", f"-rss_limit_mb={MEMORY_MIB_MAX}", f"-max_len={INPUT_BYTES_MAX}")
         self._arguments = (much, f"-seed={seed}", f"-artifact_prefix={self._failures}/")
 
     def __call__(self) -> bool:
         folders = [str(self._found), str(self._kept)]
-        if self.target.name == "header_fuzz":
-            folders.append(str(self._golden))
         began = time.monotonic()
-        self._command = (str(self.target.command), *self._limits, *self._arguments, "-print_final_stats=1", *folders)
+        self._command = (self._program, *self._limits, *self._arguments, "-print_final_stats=1", *folders)
         done = subprocess.run(
             self._command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
@@ -131,32 +93,25 @@ class Run:
         shutil.rmtree(smaller, ignore_errors=True)
         smaller.mkdir()
         # How often a place is reached doesn't count: there would be ten times as many.
-        merge = (str(self.target.command), *self._limits, "-merge=1", "-use_counters=0", str(smaller))
+        merge = (self._program, *self._limits, "-merge=1", "-use_counters=0", str(smaller))
         folders = (str(self._kept), str(self._found))
         subprocess.run([*merge, *folders], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
         assert any(smaller.iterdir())
-        pack(smaller, self.target.kept)
+        pack(smaller, self._packed)
 
     def add(self, inputs: list[Path]) -> None:
         for path in inputs:
             shutil.copy(path, self._kept)
-        pack(self._kept, self.target.kept)
+        pack(self._kept, self._packed)
 
     def failure(self) -> str:
         inputs = sorted(self._failures.iterdir(), key=lambda path: path.stat().st_mtime)
-        again = shlex.join([str(self.target.command), str(inputs[-1])] if inputs else self._command)
-        return "\n".join([*self.lines[-60:], f"{self.target.name} FAILED. Once more: {again}"])
+        again = shlex.join([self._program, str(inputs[-1])] if inputs else self._command)
+        return "\n".join([*self.lines[-60:], f"{self.name} FAILED. Once more: {again}"])
 
     def _last(self, pattern: str) -> int:
         numbers = [int(match[1]) for line in self.lines if (match := re.search(pattern, line))]
         return numbers[-1] if numbers else 0
-
-
-def write_golden_packets(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    packets = {packet for case in golden.read() for step in case.steps for packet in (step.packet, step.out)}
-    for number, packet in enumerate(sorted(packets)):
-        (folder / str(number)).write_bytes(packet)
 
 
 def main() -> int:
@@ -169,11 +124,10 @@ def main() -> int:
     parser.add_argument("--add", nargs="+", type=Path, metavar="FILE", help="adds these inputs to the target's corpus")
     given = parser.parse_args()
     build = given.build.resolve()
-    known = all_targets(build)
-    write_golden_packets(build / "golden")
+    assert {source.stem for source in HERE.glob("xla_ffi/**/*_fuzz.cc")} == INPUTS.keys()
     seed = given.seed if given.seed is not None else 1 if given.minutes is None else 1 + secrets.randbelow(1 << 31)
     print(f"seed {seed}")
-    runs = [Run(known[name], build, given.minutes, seed) for name in given.targets or known]
+    runs = [Run(name, build, given.minutes, seed) for name in given.targets or INPUTS]
     if given.add:
         (run,) = runs  # those of one target
         run.add(given.add)
@@ -182,7 +136,7 @@ def main() -> int:
     print(f"{'target':24}{'inputs':>12}{'seconds':>10}{'places reached':>16}", flush=True)
     with ThreadPoolExecutor(JOBS) as pool:
         for run, passed in zip(runs, pool.map(lambda run: run(), runs), strict=True):
-            print(f"{run.target.name:24}{run.inputs:12}{run.time_s:10.1f}{run.places:16}", flush=True)
+            print(f"{run.name:24}{run.inputs:12}{run.time_s:10.1f}{run.places:16}", flush=True)
             total += run.inputs
             failed += [] if passed else [run]
     for run in failed:

@@ -1,6 +1,8 @@
 """A host's settings: arguments win over variables, and these over a file; errors name the source of a mistake."""
 
+import json
 import re
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -182,7 +184,7 @@ def test_bad_files(toml, tmp_path):
     with pytest.raises(ConfigError, match="JAX_PASSING_CONFIG"):
         resolve(environment={"JAX_PASSING_CONFIG": str(tmp_path / "missing.toml")})
     with pytest.raises(ConfigError, match=r"Can't read the settings file .*passing\.toml"):
-        resolve(file=toml("axis_name = " + "[" * 1000))  # found by tests/fuzz
+        resolve(file=toml("axis_name = " + "[" * 1000))
 
 
 @pytest.mark.parametrize(
@@ -248,6 +250,24 @@ def test_addresses_never_raise_anything_else(text):
         return
     assert host
     assert 0 <= port <= 65535
+
+
+NAMES = st.sampled_from([field.name for field in fields(config.Settings)] + ["switches", "rank_"])
+TEXTS = st.sampled_from(["0", "1", "2", "-1", "1e9", "nan", "a:1", "a:1,[::1]:2", "x", "auto", "d,i"]) | st.text(
+    max_size=4
+)
+
+
+@given(st.dictionaries(NAMES, TEXTS, max_size=6), st.lists(st.tuples(NAMES, st.none() | TEXTS), max_size=4))
+def test_settings_are_right_or_named(tmp_path_factory, variables, entries):
+    """From a file, and from variables."""
+    file = tmp_path_factory.mktemp("any") / "passing.toml"
+    file.write_text("\n".join(f"{name} = {json.dumps(text) if text else '[1'}" for name, text in entries))
+    with suppress(ConfigError):
+        host, sources = resolve({}, file, {config.PREFIX + name.upper(): text for name, text in variables.items()})
+        assert 0 <= host.rank < host.world_size <= config.RANKS_MAX
+        assert host.switch is None or host.job
+        assert sources.keys() == {field.name for field in fields(config.Settings)}
 
 
 def test_docs_list_every_setting():

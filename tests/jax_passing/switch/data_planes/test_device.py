@@ -1,6 +1,8 @@
 """The device's file."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jax_passing.errors import ConfigError
 from jax_passing.switch.data_planes.device import Neighbour, read_device
@@ -68,6 +70,17 @@ def test_two_hosts_behind_one_router(tmp_path):
     second = SECOND.replace("10.0.0.1", "10.0.0.2").replace("port = 1", "port = 0")
     file.write_text(GOOD.replace(" }]", f" }}, {second}]"))
     assert [known.address for known in read_device(file).neighbours] == ["10.0.0.1", "10.0.0.2"]
+
+
+@given(st.tuples(st.integers(0, len(GOOD)), st.integers(0, 20), st.text("[]{}=\"'#,.:0a\n\0\x7fä", max_size=6)))
+def test_any_file_is_read_or_refused_by_name(tmp_path_factory, change):
+    at, length, more = change
+    file = tmp_path_factory.mktemp("any") / "device.toml"
+    file.write_text(GOOD[:at] + more + GOOD[at + length :])
+    try:
+        assert read_device(file).ports
+    except ConfigError as error:
+        assert "device.toml" in str(error)  # noqa: PT017
 
 
 def test_it_may_be_missing(tmp_path):

@@ -1,10 +1,14 @@
 """A switch whose members say anything at any time: whoever understands the protocol is told what he can read, and once
 all of them are gone nothing of theirs is left.
 
-The input is operations of a few bytes each: somebody connects, says something, goes away; time passes.
+Random bytes say what happens, a few of them each: somebody connects, says something, goes away; time passes.
 """
 
 import logging
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jax_passing.host.contact import CONNECT_TIMEOUT_S
 from jax_passing.protocol import control_messages as messages
@@ -156,10 +160,13 @@ SAYINGS = (
 )
 
 
-logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)  # what it logs would take most of the time
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])  # more of the same
+def test_whoever_speaks_leaves_nothing_behind(caplog, count):
+    caplog.set_level(logging.CRITICAL, logger="jax_passing.switch")  # what it logs would take most of the time
+    settings(max_examples=count)(given(st.binary(min_size=1, max_size=300))(play))()
 
 
-def test_one_input(data: bytes) -> None:
+def play(data: bytes) -> None:
     input = Input(data)
     world = packetless_world(seed=input.below(8))
     switch = packetless_switch(world, 0)
