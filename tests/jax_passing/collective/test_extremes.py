@@ -20,31 +20,31 @@ from support.jax.collective_cases import FLOATS, NARROW, X64, numbers, on_mesh, 
 pytestmark = pytest.mark.usefixtures("session")
 
 
-@pytest.mark.parametrize("dtype", NARROW + FLOATS + X64)
-def test_extremes_of_every_dtype(dtype):
-    def extremes(x):
-        return jax_passing.pmax(x, "d"), jax_passing.pmin(x, "d")
-
-    with jax.enable_x64(dtype in X64):
-        x = numbers(dtype, (4, 500), seed=1)
-        results = on_mesh(extremes, check_vma=len(dtype) % 2 == 0, out_specs=P())(x)
-        # Not beside jax.lax, which flushes denormals here, and loses NaN in some orders of the devices.
-        wide = np.asarray(x).astype(np.float64 if jnp.issubdtype(dtype, jnp.floating) else object)
-        for result, expected in zip(results, (np.max(wide, axis=0), np.min(wide, axis=0)), strict=True):
-            assert result.dtype == x.dtype
-            np.testing.assert_array_equal(np.asarray(result[0]).astype(wide.dtype), expected)
+def extremes(x):
+    return jax_passing.pmax(x, "d"), jax_passing.pmin(x, "d")
 
 
-@pytest.mark.parametrize("dtype", X64)
-def test_extremes_that_only_the_lower_halves_decide(dtype):
+def test_extremes_of_every_dtype(check_vma):
     with jax.enable_x64(True):
-        bits = np.array([[2**40 + 1, 2**33], [2**40 + 2**31, 2**33 - 1], [2**40, 2**33 + 5], [3, 2**33 + 2**32 - 1]])
-        for sign in (1, -1):
-            x = jnp.asarray((bits if dtype == "float64" else bits * sign).astype(np.int64).view(np.dtype(dtype)))
-            x = x * sign if dtype == "float64" else x
-            for name in ("pmax", "pmin"):
-                ours = on_mesh(lambda x, name=name: getattr(jax_passing, name)(x, "d"), out_specs=P())(x)
-                np.testing.assert_array_equal(ours[0], getattr(np, name[1:])(np.asarray(x), axis=0))
+        tree = [numbers(dtype, (4, 500), seed=1) for dtype in NARROW + FLOATS + X64]
+        results = on_mesh(extremes, check_vma=check_vma, out_specs=P())(tree)
+        for x, *both in zip(tree, *results, strict=True):
+            # Not beside jax.lax, which flushes denormals here, and loses NaN in some orders of the devices.
+            wide = np.asarray(x).astype(np.float64 if jnp.issubdtype(x.dtype, jnp.floating) else object)
+            for result, expected in zip(both, (np.max(wide, axis=0), np.min(wide, axis=0)), strict=True):
+                assert result.dtype == x.dtype
+                np.testing.assert_array_equal(np.asarray(result[0]).astype(wide.dtype), expected)
+
+
+def test_extremes_that_only_the_lower_halves_decide():
+    bits = np.array([[2**40 + 1, 2**33], [2**40 + 2**31, 2**33 - 1], [2**40, 2**33 + 5], [3, 2**33 + 2**32 - 1]])
+    signed = [(sign * bits).astype(np.int64) for sign in (1, -1)]
+    floats = [sign * bits.view(np.float64) for sign in (1, -1)]
+    with jax.enable_x64(True):
+        tree = [jnp.asarray(x) for x in [*signed, *(x.view(np.uint64) for x in signed), *floats]]
+        for ours, reduce in zip(on_mesh(extremes, out_specs=P())(tree), (np.max, np.min), strict=True):
+            for x, result in zip(tree, ours, strict=True):
+                np.testing.assert_array_equal(result[0], reduce(np.asarray(x), axis=0))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
@@ -52,8 +52,7 @@ def test_extremes_of_nan_infinities_and_zeros(dtype, check_vma):
     with jax.enable_x64(dtype == "float64"):
         columns = [[1, np.nan, -2, 3], [-np.inf, 5, np.inf, 0], [-np.inf] * 4, [0.0, -0.0, -0.0, -0.0], [-0.0] * 4]
         x = jnp.asarray(np.array(columns).T, dtype)
-        largest = on_mesh(lambda x: jax_passing.pmax(x, "d"), check_vma=check_vma, out_specs=P())(x)[0]
-        smallest = on_mesh(lambda x: jax_passing.pmin(x, "d"), check_vma=check_vma, out_specs=P())(x)[0]
+        largest, smallest = (each[0] for each in on_mesh(extremes, check_vma=check_vma, out_specs=P())(x))
         np.testing.assert_array_equal(largest.astype(np.float32), [np.nan, np.inf, -np.inf, 0, 0])
         np.testing.assert_array_equal(smallest.astype(np.float32), [np.nan, -np.inf, -np.inf, 0, 0])
         assert [bool(sign) for sign in jnp.signbit(largest[3:])] == [False, True]

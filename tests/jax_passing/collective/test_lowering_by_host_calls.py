@@ -41,26 +41,22 @@ def same_as_ffi(program, *args):
     return result
 
 
-@pytest.mark.parametrize(
-    ("dtype", "devices"),
-    [("int8", 1), ("uint16", 4), ("int32", 2), ("float16", 4), ("bfloat16", 2), ("float32", 1), ("complex64", 4)],
-)
-def test_dtypes(dtype, devices, check_vma):
-    x = values(jnp.dtype(dtype))
-    program = lambda: on_mesh(  # noqa: E731
-        lambda x: jax_passing.psum(x, "d"), devices, out_specs=P(), check_vma=check_vma
-    )
-    result = same_as_ffi(program, x)
-    if np.issubdtype(jnp.dtype(dtype), np.integer):
-        parts = x.reshape(devices, 4 // devices, 3, 5)
-        np.testing.assert_array_equal(result, parts.sum(0, dtype=dtype))  # wraps
+DTYPES = ("int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64")
+X64 = ("int64", "uint64", "float64", "complex128")
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
-def test_dtypes_x64(dtype):
-    with jax.enable_x64(True):  # on this thread only
-        result = same_as_ffi(lambda: on_mesh(lambda x: jax_passing.psum(x, "d"), 2), values(np.dtype(dtype)))
-    assert result.dtype == dtype
+@pytest.mark.parametrize(("devices", "x64"), [(1, False), (2, True), (4, False)])
+def test_dtypes(devices, x64, check_vma):
+    with jax.enable_x64(x64):  # on this thread only
+        tree = {dtype: values(jnp.dtype(dtype)) for dtype in (*DTYPES, *(X64 if x64 else ()))}
+        results = same_as_ffi(
+            lambda: on_mesh(lambda x: jax_passing.psum(x, "d"), devices, out_specs=P(), check_vma=check_vma), tree
+        )
+    assert {dtype: str(result.dtype) for dtype, result in results.items()} == {dtype: dtype for dtype in tree}
+    for dtype, x in tree.items():
+        if np.issubdtype(jnp.dtype(dtype), np.integer):
+            parts = x.reshape(devices, 4 // devices, 3, 5)
+            np.testing.assert_array_equal(results[dtype], parts.sum(0, dtype=dtype))  # wraps
 
 
 def test_trees_with_empty_and_strided_leaves():

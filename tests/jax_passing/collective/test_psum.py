@@ -21,8 +21,8 @@ from support.jax.on_mesh import on_mesh as on_mesh_of
 
 pytestmark = pytest.mark.usefixtures("session")
 
-EXACT = ["int8", "int16", "int32", "uint8", "uint16", "uint32", "float32", "bfloat16", "float16", "complex64"]
-X64 = ["int64", "uint64", "float64", "complex128"]
+DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
+DTYPES += ["bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
 
 on_mesh = functools.partial(on_mesh_of, devices=4, out_specs=P())
 
@@ -41,15 +41,9 @@ def small_numbers(dtype, shape=(4, 3, 5), seed=0):
     return jnp.asarray(numbers + 1j * numbers[::-1] if dtype.startswith("complex") else numbers, dtype)
 
 
-@pytest.mark.parametrize("dtype", EXACT)
-def test_dtypes(dtype, check_vma):
-    same_as_lax(small_numbers(dtype), check_vma=check_vma)
-
-
-@pytest.mark.parametrize("dtype", X64)
-def test_dtypes_x64(dtype):
+def test_dtypes(check_vma):
     with jax.enable_x64(True):
-        same_as_lax(small_numbers(dtype))
+        same_as_lax({dtype: small_numbers(dtype) for dtype in DTYPES}, check_vma=check_vma)
 
 
 def test_integers_wrap():
@@ -88,9 +82,9 @@ def test_nan_and_infinities():
     same_as_lax(x)
 
 
-@pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 0), (4, 3, 0, 2), (4, 4097)])
-def test_shapes(shape, check_vma):
-    same_as_lax(small_numbers("float32", shape), check_vma=check_vma)
+@pytest.mark.parametrize("shapes", [[(4,), (4, 1), (4, 4097)], [(4, 0), (4, 3, 0, 2)]], ids=["some", "empty"])
+def test_shapes(shapes, check_vma):
+    same_as_lax([small_numbers("float32", shape) for shape in shapes], check_vma=check_vma)
 
 
 def test_scalars_inside():

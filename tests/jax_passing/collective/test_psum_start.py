@@ -63,8 +63,9 @@ def test_numbers_and_trees_without_elements(check_vma):
     assert nothing[0].shape == (0, 6)
 
 
-@pytest.mark.parametrize("axis", ["d", "m", ("m", "d"), ()])
-@pytest.mark.parametrize("declared", ["d", "m", "other"])
+@pytest.mark.parametrize(
+    ("axis", "declared"), [("d", "d"), ("m", "d"), (("m", "d"), "m"), (("m", "d"), "other"), ((), "d")]
+)
 def test_axes_of_a_mesh_with_two_across_programs(session, axis, declared, check_vma):
     """Sums over one of them stay apart in groups; those over an axis that isn't declared stay inside the host."""
     session.shutdown()
