@@ -72,16 +72,6 @@ async def test_jobs_get_slots_of_their_own_until_none_are_left(switch):
     assert three.slot_first == two.slot_first
 
 
-@scenario()
-async def test_a_data_plane_that_refuses_ends_the_joins_only(switch):
-    switch.data_plane.refuses = True
-    for host in [await switch.join(rank) for rank in range(2)]:
-        assert "no table space" in await host.refusal()
-    switch.data_plane.refuses = False
-    _, welcome = await switch.job()
-    assert welcome.slot_first == 0
-
-
 @pytest.mark.parametrize("error", [DataPlaneError("it is off"), KeyError("what")], ids=repr)
 def test_a_traceback_is_logged_of_what_nobody_expects_of_a_device(caplog, error):
     caplog.set_level("ERROR", logger="jax_passing.switch")

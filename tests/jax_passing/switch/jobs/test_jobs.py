@@ -13,33 +13,6 @@ from support.switch.control import RecordingDataPlane, StillOutside, scenario, u
 from support.switch.control_trees import in_tree, job, kill, rack_says
 
 
-@scenario()
-async def test_a_running_job_takes_nobody_else(switch):
-    hosts, _ = await switch.job()
-    assert "is running (epoch 1) and rank 1 is in it" in await (await switch.join(1)).refusal()
-    hosts[0].send(messages.Heartbeat())
-    assert await hosts[0].receive() == messages.Heartbeat()
-
-
-@scenario()
-async def test_who_gives_up_waiting_frees_the_rank(switch):
-    gone = await switch.join(0)
-    await switch.has(0)
-    gone.writer.close()
-    await switch.has()
-    await switch.job()
-
-
-@scenario()
-async def test_epochs_increase(switch):
-    for epoch in (1, 2, 3):
-        hosts, welcome = await switch.job()
-        assert welcome.epoch == epoch
-        hosts[0].send(messages.Fail("DeadlineExceededError", "too late"))
-        assert isinstance(await hosts[1].receive(), messages.Failed)
-    assert [job.epoch for job in switch.data_plane.removed] == [1, 2, 3]
-
-
 def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
     """(the job's number, its epoch's)."""
     host = messages.Join(messages.PROTOCOL_VERSION, name, 0, 2, ("y",), 1, "x", 1.0)
@@ -75,65 +48,6 @@ def test_numbers_begin_anywhere(monkeypatch):
     monkeypatch.setattr(StillOutside, "random_bits", lambda self, count: 65534)
     jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
     assert [_next_epoch(jobs, name) for name in "aaabb"] == [(65535, 65535), (65535, 1), (65535, 2), (1, 65535), (1, 1)]
-
-
-@scenario()
-async def test_rank_0_is_relayed_to_all_others_in_order(switch):
-    hosts, _ = await switch.job(3)
-    sent = [bytes([number]) * (number * 997) for number in range(100)] + [b"x" * messages.RELAY_BYTES_MAX]
-    hosts[0].send(*[messages.Relay(payload) for payload in sent])
-    for host in hosts[1:]:
-        assert [(await host.receive()).payload for _ in sent] == sent
-
-
-@scenario()
-async def test_leave_is_a_barrier(switch):
-    hosts, _ = await switch.job(3)
-    for host in hosts[:2]:
-        host.send(messages.Leave(), messages.Heartbeat())
-        assert await host.receive() == messages.Heartbeat()
-    assert switch.data_plane.running
-    hosts[2].send(messages.Leave())
-    for host in hosts:
-        assert await host.receive() == messages.Bye()
-        assert await host.receive() is None
-    assert not switch.data_plane.running
-
-
-@scenario()
-async def test_who_left_may_go(switch):
-    hosts, _ = await switch.job()
-    hosts[0].send(messages.Leave())
-    (epoch,) = switch.plane.jobs.epochs()
-    await until(lambda: epoch.left == {0})
-    hosts[0].writer.close()
-    await until(lambda: len(switch.server._streams) == 1)
-    hosts[1].send(messages.Leave())
-    assert await hosts[1].receive() == messages.Bye()
-
-
-@scenario()
-async def test_a_closed_connection_fails_the_job_at_once(switch):
-    hosts, _ = await switch.job(3)
-    bystanders, _ = await switch.job(job="b")
-    hosts[1].writer.close()
-    for host in (hosts[0], hosts[2]):
-        failed = await host.receive()
-        assert (failed.kind, failed.ranks) == ("HostLostError", (1,))
-        assert "Rank 1 closed its connection (job 'a', epoch 1, world size 3)" in failed.message
-        assert await host.receive() is None
-    bystanders[0].send(messages.Heartbeat())
-    assert await bystanders[0].receive() == messages.Heartbeat()
-    await switch.job()  # the ranks are free again
-
-
-@scenario()
-async def test_a_host_that_fails_tells_all_others(switch):
-    hosts, _ = await switch.job(3)
-    hosts[2].send(messages.Fail("ProgramMismatchError", "other sums"), messages.Leave())
-    for host in hosts[:2]:
-        assert await host.receive() == messages.Failed("ProgramMismatchError", "other sums (Reported by rank 2.)")
-    assert await hosts[2].receive() is None
 
 
 @scenario()
@@ -250,7 +164,7 @@ async def test_a_host_beside_racks_that_are_spread_over_several_spines(tree, roo
 @in_tree()
 async def test_rank_0_is_relayed_to_all_racks_in_order(tree, root, left, right):
     hosts, _ = await job(left, right)
-    sent = [bytes([number]) * (number * 997) for number in range(100)]
+    sent = [bytes([number]) * (number * 997) for number in range(100)] + [b"x" * messages.RELAY_BYTES_MAX]
     hosts[0].send(*[messages.Relay(payload) for payload in sent])
     for host in hosts[1:]:
         assert [(await host.receive()).payload for _ in sent] == sent
