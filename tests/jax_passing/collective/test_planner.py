@@ -25,22 +25,6 @@ def ratio(cluster, slower, faster, mebibytes=1024):
     return predict(cluster, slower, mebibytes * MIB).time_s / predict(cluster, faster, mebibytes * MIB).time_s
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 8, 64])
-def test_large_sums_take_what_their_bytes_take(hosts):
-    """The bytes of the mission's table, S·8/rate each, on links too slow for anything else to matter."""
-    slow = Cluster(hosts, link_gbit=0.1)
-    size = 1024 * MIB
-    wire_s = size * 4 * 8 / 0.1e9
-    udp, tcp = planner.UDP_WIRE_BYTES_PER_BYTE, planner.TCP_WIRE_BYTES_PER_BYTE * planner.RING_STALL
-    assert predict(slow, "passing", size).time_s == pytest.approx(wire_s * udp, rel=1e-3)
-    assert predict(slow, "native", size).time_s == pytest.approx(wire_s * tcp * 2 * (hosts - 1) / hosts, rel=1e-3)
-    single, colocated = parameter_servers(slow, size)
-    assert single.time_s == pytest.approx(hosts * wire_s * udp, rel=1e-3)
-    assert colocated.time_s == pytest.approx(2 * (hosts - 1) / hosts * wire_s * udp, rel=1e-3)
-    assert "link" in single.bound
-    assert "link" in colocated.bound
-
-
 def test_parameter_servers_share_the_cores_too():
     """The table of `plan --shared-cores` compares like with like: a server behind each link adds up what shards do."""
     shared = Cluster(8, link_gbit=400, shards=8, colocated=True, shared_cores=2)
@@ -58,13 +42,6 @@ def test_servers_have_the_hosts_links():
 
 def test_headers_and_exponents_cost_less_than_six_percent():
     assert 1.04 < planner.UDP_WIRE_BYTES_PER_BYTE < 1.06
-
-
-def test_flat_takes_the_link_once_per_device():
-    assert ratio(Cluster(4, 2, link_gbit=1), "flat", "passing") == pytest.approx(2, rel=1e-3)
-    assert predict(Cluster(4, 1), "flat", MIB) == dataclasses.replace(
-        predict(Cluster(4, 1), "passing", MIB), strategy="flat"
-    )
 
 
 def test_two_hosts_gain_nothing_and_eight_nearly_twice():

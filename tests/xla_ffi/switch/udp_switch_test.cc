@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <deque>
 #include <system_error>
 #include <thread>
@@ -193,30 +192,6 @@ TEST(UdpSwitch, close_twiceAndWhileItWorks) {
   udp_switch.Close();
   udp_switch.RemoveJob(1);
   EXPECT_LE(udp_switch.stats().packets_sent, 1000u);
-}
-
-TEST(UdpSwitch, throwsWhenThePortIsTaken) {
-  UdpSwitch udp_switch("127.0.0.1", 0, 16);
-  EXPECT_THROW(UdpSwitch("127.0.0.1", udp_switch.port(), 16), std::system_error);
-}
-
-// Not a benchmark: one thread plays both ranks, window by window. Printed to notice a fall by a factor.
-TEST(UdpSwitch, rateOfTwoRanks) {
-  UdpSwitch udp_switch("127.0.0.1", 0, 256);
-  std::deque<Rank> ranks;
-  for (uint16_t i = 0; i < 2; ++i) ranks.emplace_back("127.0.0.1", udp_switch.port(), i);
-  udp_switch.AddJob(MakeJob("127.0.0.1", ranks));
-  constexpr uint32_t kRounds = 500;
-  const int64_t start_us = MonotonicUs();
-  for (uint32_t round = 0; round < kRounds; ++round) {
-    for (Rank& rank : ranks) {
-      for (uint32_t i = 0; i < kSlotCount; ++i) rank.Contribute(round * kSlotCount + i, 21);
-      rank.Flush();
-    }
-    for (Rank& rank : ranks) ASSERT_EQ(rank.Expect(kSlotCount, 42), kSlotCount) << "round " << round;
-  }
-  const double seconds = static_cast<double>(MonotonicUs() - start_us) / 1e6;
-  std::printf("%.0f packets/s into the switch, and as many out of it\n", 2.0 * kRounds * kSlotCount / seconds);
 }
 
 }  // namespace
