@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.jobs.cluster import PASSING, counters, digest
+from support.jobs.cluster import COMPILED_FAST, PASSING, SOME_DTYPES, counters, digest
 
 if TYPE_CHECKING:
     from support.jobs.cluster import Cluster
 
-PROGRAM = "sums/strategies.py"
+PROGRAM = "sums/sums.py"
 
 
 def write_key(file: Path, *flags: str) -> Path:
@@ -31,17 +31,20 @@ def key_file(tmp_path: Path, cluster: "Cluster") -> Path:
 
 @pytest.mark.smoke
 def test_sums_with_tags_and_checks_have_the_same_bits(cluster: "Cluster", key_file: Path) -> None:
-    env = {"JAX_PASSING_KEY_FILE": str(key_file), "JAX_PASSING_CHECK_SUMS": "true"}
-    secured = digest(cluster.start(PROGRAM, "passing", "local", env=env))
+    env = COMPILED_FAST | {"JAX_PASSING_KEY_FILE": str(key_file), "JAX_PASSING_CHECK_SUMS": "true"}
+    secured = digest(cluster.start(PROGRAM, *SOME_DTYPES, env=env))
     counted = counters(cluster.switch)
     assert counted["complete"] > 0
     assert "forged" not in counted
     plain = cluster.start_switch()
-    assert digest(cluster.start(PROGRAM, "passing", "local", env={"JAX_PASSING_SWITCH": plain.address})) == secured
+    assert (
+        digest(cluster.start(PROGRAM, *SOME_DTYPES, env=COMPILED_FAST | {"JAX_PASSING_SWITCH": plain.address}))
+        == secured
+    )
 
 
 def test_a_host_without_the_key(cluster: "Cluster", key_file: Path) -> None:
-    (host,) = cluster.start(PROGRAM, "passing", "local", hosts=1)
+    (host,) = cluster.start(PROGRAM, hosts=1)
     assert host.wait() != 0
     assert (
         f"wants the key of job '{Path(PROGRAM).name}'. Who runs the switch prints it by `jax-passing key" in host.text

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.jobs.cluster import COMPILED_FAST, PASSING, PROGRAMS, digest, free_address
+from support.jobs.cluster import COMPILED_FAST, PASSING, PROGRAMS, SOME_DTYPES, digest, free_address
 
 if TYPE_CHECKING:
     from support.jobs.cluster import Cluster, Process
+
+
+DTYPES = (*SOME_DTYPES, "float16", "complex64")
 
 
 def run(cluster: "Cluster", strategy: str, deployment: str, **env: str) -> "list[Process]":
@@ -19,7 +22,7 @@ def run(cluster: "Cluster", strategy: str, deployment: str, **env: str) -> "list
     for rank in range(2):
         settings = {"JAX_PASSING_RANK": str(rank), "JAX_PASSING_WORLD_SIZE": "2", "COORDINATOR": coordinator}
         settings |= {**COMPILED_FAST, **env}
-        started += cluster.start("sums/strategies.py", strategy, deployment, hosts=1, env=settings)
+        started += cluster.start("sums/sums.py", deployment, strategy, *DTYPES, hosts=1, env=settings)
     return started
 
 
@@ -37,7 +40,7 @@ def test_native_on_one_mesh_sends_nothing_to_the_switch(cluster: "Cluster") -> N
 def test_auto_takes_the_ring_if_the_switch_stands_behind_a_slow_link(cluster: "Cluster") -> None:
     slow = cluster.start_switch("127.0.0.1:0", "--link-gbit", "0.001")
     _, packets = results(run(cluster, "auto", "global", JAX_PASSING_SWITCH=slow.address))
-    assert 0 < max(packets) < 100  # the smallest sums alone: a ring takes more round trips
+    assert 0 < max(packets) < 500  # the smallest sums alone: a ring takes more round trips
 
 
 def test_auto_takes_the_switch_if_it_has_a_port_for_each_host(cluster: "Cluster") -> None:
@@ -74,7 +77,7 @@ def test_the_launcher_needs_no_more_than_a_variable(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("JAX_PASSING_STRATEGY", "flat")
     launcher = [*PASSING, "run", "--hosts", "2", "--devices-per-host", "2"]
     ended = subprocess.run(
-        [*launcher, str(PROGRAMS / "sums/strategies.py"), "flat", "local"], capture_output=True, text=True, timeout=200
+        [*launcher, str(PROGRAMS / "sums/sums.py"), *DTYPES], capture_output=True, text=True, timeout=200
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert len(set(re.findall(r"digest (\w+)", ended.stdout))) == 1
