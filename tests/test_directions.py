@@ -112,7 +112,7 @@ def module_of(path):
 
 
 def imported_at_once(path, modules):
-    """Which modules the file imports before anything in it is called."""
+    """Yields the modules that the file imports before anything in it is called."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Import):
             yield from (each.name for each in node.names)

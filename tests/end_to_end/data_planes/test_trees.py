@@ -116,14 +116,6 @@ def raised(process: "Process", kind: str, within_s: float = DEADLINE_S) -> str:
     return process.text
 
 
-def test_killed_host(cluster: "Cluster") -> None:
-    left, right = racks(cluster)
-    processes = running(cluster, [left.address, right.address, right.address])
-    processes[1].signal(signal.SIGKILL)
-    for rank in (0, 2):
-        assert re.search(r"^ranks \(1,\)", raised(processes[rank], "HostLostError"), re.M)
-
-
 def test_killed_rack(cluster: "Cluster") -> None:
     left, right = racks(cluster)
     places = [left.address, right.address, right.address]
@@ -159,13 +151,6 @@ def test_stopped_ones_are_named_at_the_deadline(cluster: "Cluster", stopped: str
     text = raised(processes[0], "DeadlineExceededError", DEADLINE_S + 12)
     assert f"Missing: {missing}." in text
     assert stopped == "host" or f"The switch at {right.address} doesn't answer." in text
-
-
-def test_absent_ranks_are_named_at_the_join_deadline(cluster: "Cluster") -> None:
-    left, right = racks(cluster)
-    env = {"JAX_PASSING_WORLD_SIZE": "5", "JAX_PASSING_JOIN_DEADLINE_S": "6"}
-    for process in start(cluster, "faults/endless.py", "8", places=[left.address, right.address], env=env):
-        process.wait_for(r"JoinError.*: Ranks ([01], )?(2, 3, 4|[01] to 4) of job")
 
 
 def test_the_root_may_start_last(cluster: "Cluster") -> None:

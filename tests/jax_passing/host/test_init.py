@@ -18,7 +18,7 @@ from jax_passing.host import session as sessions
 from jax_passing.host.stats import Stats
 from jax_passing.protocol import control_messages as messages
 from support.jax.sessions import total
-from support.switch.in_process import Member, SwitchThread, settings_of, until
+from support.switch.in_process import SwitchThread
 
 ONES = jnp.ones((2, 8))
 
@@ -117,17 +117,6 @@ def test_the_switch_may_come_later():
         late.result().stop()
 
 
-def test_hosts_that_arent_alike_hear_of_it_all_at_once(running):
-    settings = settings_of(running, 1, axis_name=("d", "i"))
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Member, settings, len(jax.local_devices()))
-        text = "Rank 1 of job 'test' has axis_name 'd,i', rank 0 has d. All hosts .* JAX_PASSING_AXIS_NAME"
-        with pytest.raises(JoinError, match=text):
-            jax_passing.init(running.address, rank=0, world_size=2, axis_name="d")
-        with pytest.raises(JoinError, match=text):
-            joining.result()
-
-
 @pytest.mark.parametrize(("version", "older"), [(1, "the switch"), (99, "that host")])
 def test_a_switch_of_another_protocol_version_that_hangs_up(version, older):
     """It doesn't understand our join: the former version's switch did so."""
@@ -163,14 +152,3 @@ def test_a_name_that_nobody_knows():
     unknown = "No switch answered at nobody.invalid:7171 for 0.5 s .the name 'nobody.invalid' can't be resolved: "
     with pytest.raises(SwitchUnreachableError, match=unknown):
         jax_passing.init("nobody.invalid:7171", rank=0, world_size=2, join_deadline_s=0.5)
-
-
-def test_ranks_that_disagree_on_the_world_size_are_told(running, caplog):
-    caplog.set_level("INFO", logger="jax_passing.switch")
-    settings = settings_of(running, 1, 3)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(jax_passing.init, running.address, rank=0, world_size=2, join_deadline_s=3)
-        until(lambda: "rank 0 of 2 joined" in caplog.text)
-        with pytest.raises(JoinError, match="says world_size 3, but rank 0 of job 'test' said 2"):
-            Member(settings)
-        assert isinstance(waiting.exception(), JoinError)

@@ -80,9 +80,9 @@ def test_the_standby_where_the_switch_has_no_slots_left(running, standby):
         small.stop()
 
 
-@pytest.mark.parametrize("hosts", [2, 3, 4])
-def test_all_hosts_go_where_all_can_be(running, standby, nobody, hosts):
+def test_all_hosts_go_where_all_can_be(running, standby, nobody):
     """One of them can't reach the switch: the others meet it at the standby."""
+    hosts = 3
     settings = [
         settings_of(running, rank, hosts, standby=parse_switches(standby.address), switch=parse_switches(first))
         for rank, first in enumerate([nobody] + [running.address] * (hosts - 1))

@@ -65,16 +65,6 @@ def test_sums_before_and_after_a_session_say_so():
         total(ONES).block_until_ready()
 
 
-def test_all_hosts_fail_alike(running):
-    several = members(running, 3)
-    several[1].fail(jax_passing.errors.Failure("ProgramMismatchError", "site 3 differs"))
-    until(lambda: all(member.failure for member in several))
-    assert {member.failure.kind for member in several} == {"ProgramMismatchError"}
-    assert "Reported by rank 1" in several[0].failure.message
-    for member in several:
-        member.close()
-
-
 def test_a_lost_host_is_named_and_the_process_goes_on(running):
     session, other = init_beside(running)
     pending = total(ONES)

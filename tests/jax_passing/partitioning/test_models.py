@@ -98,6 +98,7 @@ def test_image_models_learn_digits(name, rate, steps):
     assert np.mean(found == others["labels"]) > 0.6
 
 
+@pytest.mark.slow  # it compiles two examples, of which test_plan.py cuts smaller ones
 def test_a_scan_over_layers_computes_what_the_layers_do():
     loop, scan = model_cases.SMALL["gpt2"], model_cases.SMALL["gpt2-scan"]
     (batch,) = model_cases.batches_of(loop, 4, 1)

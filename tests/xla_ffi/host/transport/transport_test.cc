@@ -113,23 +113,6 @@ TEST(Transport, ready_wakesTheTransport) {
   }
 }
 
-TEST(Transport, deadline_ofThisHostsGpu) {
-  LoopbackCluster cluster(2, 0.05, 0.4);
-  FloatCall other(7, 0, DType::kFloat32, Ramp(50'000, 1));
-  other.Start(cluster.host(1));
-  std::vector<float> values(50'000);
-  std::promise<std::string> message;
-  cluster.host(0).Start({.key = {.site = 7},
-                         .shape = std::make_shared<SumShape>(
-                             SumShape{.site_name = "site 7", .dtype = DType::kFloat32, .leaf_elements = {50'000}}),
-                         .inputs = {values.data()},
-                         .outputs = {values.data()},
-                         .done = [&](const Failure* failure) { message.set_value(failure ? failure->message : ""); },
-                         .ready_elements = 30'000});
-  EXPECT_NE(message.get_future().get().find("this host's GPU hasn't delivered"), std::string::npos);
-  EXPECT_TRUE(cluster.stalls(0).back().stall.waits_for_gpu);
-}
-
 TEST(Transport, start_overSeveralSwitches) {
   constexpr size_t kCount = 300'000;
   LoopbackCluster cluster(2, 5, 30, /*shard_count=*/3);
