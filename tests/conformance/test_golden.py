@@ -17,9 +17,8 @@ from jax_passing.protocol.verdicts import VERDICTS
 CASES = golden.read()
 
 
-@pytest.mark.parametrize("exchange", CASES, ids=lambda exchange: exchange.description)
-def test_model_does_what_the_table_says(exchange):
-    assert answered_by_model(exchange, Limits()) == exchange
+def test_model_does_what_the_table_says():
+    assert [case.description for case in CASES if answered_by_model(case, Limits()) != case] == []
 
 
 def test_descriptions_are_unique():

@@ -265,16 +265,6 @@ def test_no_sum_is_hoisted_out_of_its_loop():
     assert entry.count('custom_call_target="passing_psum"') == 1
 
 
-def test_two_hundred_sums_in_one_program(check_vma):
-    def inside(x):
-        return [jax_passing.psum(x * (i + 1), "d") for i in range(200)]
-
-    f = jax.jit(sharded(inside, mesh_of(8), out_specs=P(), check_vma=check_vma))
-    for step in range(3):
-        for i, total in enumerate(f(X + step)):
-            np.testing.assert_array_equal(total, (X + step).sum(0, keepdims=True) * (i + 1))
-
-
 def test_inner_jit_called_many_times():
     @jax.jit
     def inner(x):
