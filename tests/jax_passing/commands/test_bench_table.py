@@ -81,12 +81,11 @@ def test_json_carries_rows_and_context(tmp_path: Path) -> None:
     assert content["rows"][0]["busbw_bytes_per_s"] == pytest.approx(rows[0].busbw_bytes_per_s)
 
 
-@pytest.mark.parametrize("hosts", [(2,), (2, 4)])
-def test_plot_is_a_png(tmp_path: Path, hosts: tuple[int, ...]) -> None:
+def test_plot_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [
         row(hosts=h, size_bytes=size, system=system, limit_s=0.005)
-        for h in hosts
+        for h in (2, 4)
         for size in (1024, 1 << 20)
         for system in ("jax_passing", "gloo")
     ]

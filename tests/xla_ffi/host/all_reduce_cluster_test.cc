@@ -193,17 +193,6 @@ TEST(AllReduceCluster, theLargestWorld) {
   workload.Check();
 }
 
-TEST(AllReduceCluster, aFullSwitchOf64Ranks) {
-  ClusterOptions options{.world_size = 64, .slot_count = 16, .lanes_per_chunk = 64, .faults = {.loss = 0.01}};
-  Cluster cluster(1, options);
-  Workload workload(cluster, options.world_size);
-  workload.AddSite(DType::kFloat32, {5000, 1}, 1);
-  workload.AddSite(DType::kInt64, {100}, 1);
-  workload.Execute({0, 1}, 1000, 0.0001);
-  ASSERT_TRUE(cluster.Run(600'000'000)) << Stalls(cluster, options.world_size);
-  workload.Check();
-}
-
 TEST(AllReduceCluster, aRepeatedProgramNeedsNoOrderMessages) {
   ClusterOptions options{.world_size = 3, .faults = {}};
   Cluster cluster(1, options);

@@ -129,13 +129,6 @@ TEST_P(WithReach, itGoesOnWithWhatIsComplete) {
   EXPECT_EQ(Give(121, 0, 3), Verdict::kTooFar);
 }
 
-TEST_P(WithReach, whatLiesBehindIsStale) {
-  EXPECT_EQ(Give(40), Verdict::kAdded);
-  EXPECT_EQ(Give(40, 1), Verdict::kComplete);
-  for (const int64_t behind : {1, 41, 1 << 30}) EXPECT_EQ(Give(40 - behind), Verdict::kStale) << behind;
-  EXPECT_EQ(Give(40), Verdict::kResend);
-}
-
 // Where sequences begin, in the middle of them, and around their wrap.
 INSTANTIATE_TEST_SUITE_P(From, WithReach,
                          testing::Values(0, 1000, (uint64_t{1} << 31) - 20, (uint64_t{1} << 32) - 40,

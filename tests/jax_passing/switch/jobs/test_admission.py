@@ -65,19 +65,6 @@ def test_the_least_of_what_is_known():
 
 
 @scenario()
-async def test_hosts_that_arent_alike_hear_of_it_all_at_once(switch):
-    """The one that came last is right here: who says so?"""
-    facts = [{"jaxlib": "0.10.0", "strategy": "flat"}, {"jaxlib": "0.10.2", "strategy": "flat"}]
-    waiting = [await switch.join(rank, 4, alike=facts[rank > 0]) for rank in (3, 0, 1)]
-    await switch.has(0, 1, 3)
-    for host in [*waiting, await switch.join(2, 4, alike=facts[1])]:
-        refusal = await host.refusal()
-        assert "Ranks 1, 2, 3 of job 'a' have jaxlib 0.10.2, rank 0 has 0.10.0. All hosts" in refusal
-        assert "strategy" not in refusal
-    assert isinstance(await (await switch.join(0, 1)).receive(), messages.Welcome)  # nothing is left of them
-
-
-@scenario()
 async def test_hosts_that_arent_alike_hear_of_it_too_if_others_dont_come(switch):
     hosts = [await switch.join(rank, 3, alike={"axis_name": "d" * rank}, join_deadline_s=2.0) for rank in (0, 1)]
     assert "Besides: Rank 1 of job 'a' has axis_name d, rank 0 has none." in await hosts[0].refusal()

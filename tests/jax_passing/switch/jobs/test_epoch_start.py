@@ -139,34 +139,6 @@ async def test_a_group_that_one_doesnt_hear_is_not_used(switch):
 
 
 @scenario()
-async def test_hosts_that_never_answer_the_offer_get_unicast(switch):
-    hosts, nonce = await offered(switch)
-    hosts[0].send(messages.GroupReady(nonce))
-    for host in hosts:
-        assert not (await host.receive()).multicast
-    assert not switch.data_plane.probes
-
-
-@scenario()
-async def test_a_host_that_cant_join_the_group_says_so(switch):
-    hosts, nonce = await offered(switch)
-    hosts[0].send(messages.GroupReady(nonce, "IPv6"))
-    for host in hosts:
-        assert not (await host.receive()).multicast
-    assert not switch.data_plane.probes
-
-
-@scenario()
-async def test_a_data_plane_that_cant_send_to_the_group_means_unicast(switch):
-    hosts, nonce = await offered(switch)
-    switch.data_plane.offered = None  # it refuses any other
-    for host in hosts:
-        host.send(messages.GroupReady(nonce))
-    for host in hosts:
-        assert not (await host.receive()).multicast
-
-
-@scenario()
 async def test_who_goes_while_the_group_is_probed_is_waited_for_again(switch):
     hosts, nonce = await offered(switch)
     for host in hosts:

@@ -75,15 +75,6 @@ TEST(BlockExponent, IsOfTheSumOverDevices) {
   EXPECT_EQ(BlockExponent({.dtype = DType::kFloat32}, Pointers(buffers), 1), kNoExponent);
 }
 
-TEST(FixedPoint, denormalsAreExact) {
-  const Bytes host = BytesOf<float>({1e-45f, -1e-45f, 0x1p-127f, 0x1.8p-140f});
-  const Result result = SumOverRanks(DType::kFloat32, {3, {host.data()}}, 4);
-  for (size_t i = 0; i < 4; ++i) {
-    const auto x = static_cast<float>(ValueOf(DType::kFloat32, BitsAt(DType::kFloat32, host.data(), i)));
-    EXPECT_EQ(std::bit_cast<float>(static_cast<uint32_t>(BitsAt(DType::kFloat32, result.output.data(), i))), 3 * x);
-  }
-}
-
 TEST(FixedPoint, sumsBeyondTheLargestFloatAreInfinite) {
   const float max = std::numeric_limits<float>::max();
   const Bytes host = BytesOf<float>({max, -max, max / 2});
@@ -174,20 +165,6 @@ TEST(FixedPoint, decodingRoundsOnce) {
           std::ldexp(static_cast<long double>(sum), reference::UnitExponent(dtype, exponent, kHeadroom));
       ASSERT_EQ(out, reference::Round(dtype, value)) << "dtype " << int(dtype) << " sum " << sum << " E " << exponent;
     }
-  }
-}
-
-// The maximum over the devices, as the lanes of a block that come back.
-TEST(FixedPoint, maximaOfInt32) {
-  std::mt19937_64 random(10);
-  for (size_t devices = 1; devices <= 4; ++devices) {
-    const RandomMaxima of(devices, kBlockElements, random);
-    Bytes lanes(4 * kBlockElements);
-    EncodeMaxima(of.inputs(), kBlockElements, lanes.data());
-    std::vector<int32_t> decoded(kBlockElements);
-    void* output = decoded.data();
-    DecodeLanes({.dtype = DType::kInt32, .world_size = 8}, lanes.data(), kBlockElements, 0, {&output, 1});
-    EXPECT_EQ(decoded, of.maxima) << devices;
   }
 }
 
