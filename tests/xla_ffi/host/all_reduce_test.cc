@@ -193,17 +193,6 @@ TEST(AllReduce, OnPacket_lanesThatNoHostSends) {
   run(DType::kInt64, int64_t{-5});
 }
 
-TEST(AllReduce, OnOrderMessage_nonsense) {
-  FakeDriver driver([](std::vector<uint8_t>) {});
-  const JobConfig job{
-      .rank = 1, .world_size = 2, .shards = {{.job = 3, .epoch = 7, .worker = 1}}, .slots_per_shard = 16};
-  AllReduce follower(job, {&driver}, [](std::string) {});
-  const uint8_t nonsense[] = {1, 2, 3};
-  const auto failure = follower.OnOrderMessage(nonsense);
-  ASSERT_TRUE(failure);
-  EXPECT_EQ(failure->kind, "ProtocolError");
-}
-
 // A moment in which rank 0 announces thousands of segments makes messages that the control plane relays.
 TEST(AllReduce, longAnnouncementsAreSplit) {
   constexpr size_t kSums = 4096;

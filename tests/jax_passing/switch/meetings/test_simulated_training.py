@@ -24,7 +24,7 @@ def have_met_again(hosts, meeting):
 
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 def test_without_faults_all_steps_are_taken_by_all(hosts):
-    for seed in range(20):
+    for seed in range(5):
         training = Training(seed, hosts=hosts, standby=seed % 2 == 0)
         training.run()
         assert len(ended(training, "done")) == hosts
@@ -44,7 +44,7 @@ def test_stragglers_of_30_s_are_waited_for(hosts):
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 @pytest.mark.parametrize("standby", [False, True])
 def test_a_host_that_is_killed_is_left_behind_at_once(hosts, standby):
-    for seed in range(20):
+    for seed in range(5):
         training = Training(seed, hosts=hosts, standby=standby)
         under_way(training)
         killed_at = training.world.now()
@@ -60,7 +60,7 @@ def test_a_host_that_is_killed_is_left_behind_at_once(hosts, standby):
 
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 def test_a_newcomer_takes_the_place_of_a_host_that_is_lost(hosts):
-    for seed in range(20):
+    for seed in range(5):
         training = Training(seed, hosts=hosts)
         under_way(training)
         training.hosts[seed % hosts].die()
@@ -74,7 +74,7 @@ def test_a_newcomer_takes_the_place_of_a_host_that_is_lost(hosts):
 @pytest.mark.parametrize("hosts", [2, 3, 4])
 @pytest.mark.parametrize("what", ["restarted", "standby", "one can't reach it"])
 def test_the_switch_is_lost(hosts, what):
-    for seed in range(20):
+    for seed in range(5):
         training = Training(seed, hosts=hosts, least=hosts, standby=what != "restarted")
         under_way(training)
         first = training.switches[0]

@@ -150,20 +150,6 @@ TEST(Order, Read_nonsense) {
   EXPECT_FALSE(follower.Read(rest));  // a duplicate would void what is certain
 }
 
-// The history is bounded, whether every segment is announced or predicted; what goes on is learnt anew.
-TEST(Order, aNameIsCutBetweenCharacters) {
-  for (const char* begin : {"", "a"}) {
-    Order leader(kWindow), follower(kWindow);
-    std::string name = begin, message;
-    while (name.size() < 600) name += "\xC3\xA4";
-    leader.Append(Id(1, 0), 3, 1, name, message);
-    auto rest = Span(message);
-    const auto change = follower.Read(rest);
-    ASSERT_TRUE(change);
-    EXPECT_EQ(change->name, name.substr(0, *begin ? 511 : 512));
-  }
-}
-
 TEST(Order, Read_aNameThatIsNoText) {
   Order leader(kWindow), follower(kWindow);
   std::string message;
@@ -172,6 +158,7 @@ TEST(Order, Read_aNameThatIsNoText) {
   EXPECT_FALSE(follower.Read(rest));
 }
 
+// The history is bounded, whether every segment is announced or predicted; what goes on is learnt anew.
 TEST(Order, aJobThatNeverRepeatsItselfIsForgotten) {
   constexpr size_t kMaxContexts = 100;
   Order leader(kWindow, 0, kMaxContexts);

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -95,24 +94,6 @@ TEST(ChunkPackets, exponentsAndMaximaAreMaximised) {
   EXPECT_EQ(packets.HeaderOf(maxima.placed, 0).lane_format, wire::LaneFormat::kMaxInt32);
 }
 
-TEST(ChunkPackets, writesItsElementsAndNothingBehindThem) {
-  const ChunkPackets packets(kJob);
-  for (const uint64_t position : {0, 32}) {  // the second switch wants 100 lanes, of which 97 hold nothing
-    const SmallSum<int32_t> sum(DType::kInt32, {1, -2, 3}, position);
-    std::vector<uint8_t> packet(wire::kMaxPacketBytes, 0xA5);
-    const size_t bytes = packets.Write(sum.placed, 0, packet.data());
-    ASSERT_EQ(bytes, wire::kHeaderBytes + 4 * (position == 0 ? 3 : 100));
-    EXPECT_EQ(packet[bytes], 0xA5);
-    wire::Header header;
-    ASSERT_EQ(wire::Decode({packet.data(), bytes}, header), wire::DecodeError::kNone);
-    EXPECT_EQ(header, packets.HeaderOf(sum.placed, 0));
-    const uint32_t want[] = {1, static_cast<uint32_t>(-2), 3};
-    for (size_t i = 0; i < header.element_count; ++i) {
-      EXPECT_EQ(wire::LoadLane(&packet[wire::kHeaderBytes], i), i < 3 ? want[i] : 0) << i;
-    }
-  }
-}
-
 TEST(ChunkPackets, writesTheExponentsOfTheBlocks) {
   const ChunkPackets packets(kJob);
   const SmallSum<float> sum(DType::kFloat32, {1, 6, -3}, 0);
@@ -122,40 +103,6 @@ TEST(ChunkPackets, writesTheExponentsOfTheBlocks) {
   EXPECT_EQ(wire::LoadLane(lanes, 0), 3u);                         // 6 < 2^3
   EXPECT_EQ(wire::LoadLane(lanes, 1), 3u);                         // guessed, as nothing is known of the site,
   EXPECT_EQ(wire::LoadLane(lanes, 2), static_cast<uint32_t>(-3));  // and its negative
-}
-
-TEST(ChunkPackets, flagsWhatFixedPointCanNotSay) {
-  const ChunkPackets packets(kJob);
-  constexpr float kInf = std::numeric_limits<float>::infinity();
-  const SmallSum<float> sum(DType::kFloat32, {1, -kInf, 3}, 0);
-  std::vector<uint8_t> packet(wire::kMaxPacketBytes);
-  wire::Header header;
-  const size_t bytes = packets.Write(sum.placed, sum.data_chunk(), packet.data());
-  ASSERT_EQ(wire::Decode({packet.data(), bytes}, header), wire::DecodeError::kNone);
-  EXPECT_EQ(header.flags, wire::kFlagNegInf);
-}
-
-TEST(ChunkPackets, aResultIsOfThisChunkInEveryField) {
-  const ChunkPackets packets(kJob);
-  const SmallSum<int32_t> sum(DType::kInt32, {1, 2, 3}, 200);
-  const wire::Header result = ResultOf(packets.HeaderOf(sum.placed, 0));
-  EXPECT_TRUE(packets.IsResult(result, sum.placed, 0));
-  EXPECT_FALSE(packets.IsResult(packets.HeaderOf(sum.placed, 0), sum.placed, 0));  // what this rank sends
-  const std::function<void(wire::Header&)> changes[] = {
-      [](wire::Header& header) { header.type = wire::PacketType::kProbe; },
-      [](wire::Header& header) { ++header.job; },
-      [](wire::Header& header) { ++header.epoch; },
-      [](wire::Header& header) { header.worker = 1; },
-      [](wire::Header& header) { ++header.slot; },
-      [](wire::Header& header) { header.sequence += 256; },
-      [](wire::Header& header) { header.version ^= 1; },
-      [](wire::Header& header) { header.lane_format = wire::LaneFormat::kMaxInt32; },
-      [](wire::Header& header) { ++header.element_count; }};
-  for (size_t i = 0; i < std::size(changes); ++i) {
-    wire::Header other = result;
-    changes[i](other);
-    EXPECT_FALSE(packets.IsResult(other, sum.placed, 0)) << i;
-  }
 }
 
 TEST(ChunkPackets, onlyTheDataOfFloatsMayBeFlagged) {
