@@ -1,4 +1,4 @@
-"""Collectives other than sums run on several real hosts, through a real switch."""
+"""Collectives other than sums, and sums in two parts, run on several real hosts, through a real switch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,3 +33,19 @@ def test_what_rank_0_does_for_all_and_a_barrier_to_which_one_does_not_come(clust
         assert "raised DeadlineExceededError: " in process.text
         assert "alone_at_barrier.py:34:" in process.text  # the place, by name
         assert "barrier of" in process.text
+
+
+@pytest.mark.parametrize("hosts", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_sums_in_two_parts_are_those_of_psum(cluster: "Cluster", tmp_path: Path, hosts: int) -> None:
+    for process in cluster.run("sums/handles.py", "sums", str(hosts), str(tmp_path), hosts=hosts, env=COMPILED_FAST):
+        assert "all sums are those of psum" in process.text
+
+
+def test_errors_are_named_on_all_hosts(cluster: "Cluster") -> None:
+    started = cluster.start("sums/handles.py", "errors", hosts=2, env=COMPILED_FAST)
+    finish(started)
+    for process in started:
+        process.wait_for(r"^one host is late: DeadlineExceededError: handles\.py:\d+.* psum_start of float32\[1,5\]", 1)
+        process.wait_for(r"^too many: HandleError: .*handles\.py:\d+.*: 64 handles of this call aren't finished", 1)
+        process.wait_for(r"^former: HandleError: handles\.py:\d+.* was started in a former session", 1)
+        process.wait_for(r"^went on with 4\.0", 1)

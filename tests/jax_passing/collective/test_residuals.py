@@ -1,4 +1,4 @@
-"""Sums with residuals on one host, where nothing is lost. tests/end_to_end/sums/test_residuals.py has several hosts."""
+"""Sums with residuals on one host, where nothing is lost. tests/end_to_end/sums/test_narrow.py has several hosts."""
 
 import jax
 import jax.numpy as jnp
