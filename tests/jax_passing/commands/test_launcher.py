@@ -190,7 +190,7 @@ def test_help_tells_the_defaults():
 # Signals to the launcher.
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_signals_leave_no_process_behind(script, number):
     launcher, pids = start_forever(script)
     with open(f"/proc/{launcher.pid}/task/{launcher.pid}/children") as file:

@@ -36,7 +36,6 @@ def test_parameters_are_as_many_as_published(name, count):
         pytest.param("gpt2-xl", 6, 1.02, marks=pytest.mark.slow),
         ("gpt2-small", 4, 1.055),  # the product with the vocabulary is one operation of 26.3 % of the work
         pytest.param("resnet50", 4, 1.03, marks=pytest.mark.slow),
-        ("vgg16", 4, 1.22),  # it has few and large convolutions
         ("alexnet", 4, 1.48),  # one of its convolutions is 32 % of the work
     ],
 )
@@ -112,9 +111,8 @@ def test_a_scan_over_layers_computes_what_the_layers_do():
     np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name", ["alexnet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "vgg16"))]
-)
+@pytest.mark.slow  # of examples: tests of pipelines drop with keys of their own in each run
+@pytest.mark.parametrize("name", ["alexnet", "gpt2", "vgg16"])
 def test_activations_are_dropped_by_the_batchs_key(name):
     model = model_cases.SMALL[name]
     (batch,) = model_cases.batches_of(model, 4, 1)
