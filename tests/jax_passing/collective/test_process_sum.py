@@ -39,9 +39,11 @@ def test_process_sum_of_numbers_and_jax_arrays():
     assert type(jax_passing.process_sum(1.5)) is np.float64
     np.testing.assert_array_equal(jax_passing.process_sum(jnp.arange(3)), np.arange(3))
     assert jax_passing.process_sum({}) == {}
-    with pytest.raises(UnsupportedDtypeError, match="process_sum of int of dtype object; supported"):
+    with pytest.raises(UnsupportedDtypeError, match="process_sum of int of dtype object: cast it first. Supported"):
         jax_passing.process_sum(2**70)
-    with pytest.raises(UnsupportedDtypeError, match=r"process_sum of str of dtype str\d* at \['loss'\]; supported"):
+    with pytest.raises(
+        UnsupportedDtypeError, match=r"process_sum of str of dtype str\d* at \['loss'\]: cast it first. Supported"
+    ):
         jax_passing.process_sum({"loss": "text"})
 
 
