@@ -8,8 +8,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from jax_passing._compat import lowered_modules
+from jax_passing._compat.stacks import warn_in_users_line
 from jax_passing.errors import ExperimentalWarning
-from jax_passing.host.users_line import warn_in_users_line
 
 BY_FFI = ("cpu", "cuda")  # XLA calls our handlers
 BY_HOST_CALLS = ("tpu",)  # XLA can call Python alone
