@@ -22,7 +22,6 @@ from jax_passing.collective.primitives.passing_psum import (
 from jax_passing.config import RANKS_MAX_OF_WIRE, STRATEGIES, WIRES
 from jax_passing.errors import ConfigError
 from jax_passing.host import session
-from jax_passing.settings_parser import did_you_mean
 
 
 def is_number(leaf: Any) -> bool:
@@ -44,10 +43,10 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
     if strategy is None:
         strategy = default
     if strategy not in STRATEGIES:
-        raise ConfigError(f"Unknown strategy {strategy!r}. {did_you_mean(str(strategy), list(STRATEGIES))}")
+        raise ConfigError(f"Unknown strategy {strategy!r}. Known are {', '.join(STRATEGIES)}.")
     if strategy == "native" and along.over_hosts and not alone:
         world_size = along.scope.world_size
-        others = "other hosts" if world_size is None else f"other {world_size - 1} hosts"
+        others = "other host" if world_size == 2 else "other hosts"
         raise ConfigError(
             "strategy='native' is jax.lax.psum, which sums only over the mesh: this one lies inside the process, and "
             f"the {others} would be left out. Make one mesh over all of them "
@@ -66,7 +65,7 @@ def check_wire_name(wire: Any, function: str = "") -> None:
     """Raises ConfigError if there is no such wire; None is the session's."""
     if wire is not None and wire not in WIRES:
         where = f"{function}: unknown" if function else "Unknown"
-        raise ConfigError(f"{where} wire {wire!r}. {did_you_mean(str(wire), list(WIRES))}")
+        raise ConfigError(f"{where} wire {wire!r}. Known are {', '.join(WIRES)}.")
 
 
 def check_wire(wire: str | None, along: Extent, strategy: str) -> str:

@@ -76,7 +76,7 @@ def test_unvarying_input_raises_with_every_strategy():
 
 @pytest.mark.usefixtures("session")
 def test_a_misspelt_strategy():
-    with pytest.raises(ConfigError, match="Unknown strategy 'nativ'. Did you mean native?"):
+    with pytest.raises(ConfigError, match="Unknown strategy 'nativ'. Known are passing, flat, native, auto"):
         program(X, strategy="nativ")
 
 
@@ -85,7 +85,7 @@ def extent(world_size, over_hosts, default="passing"):
 
 
 def test_native_needs_a_mesh_over_all_hosts():
-    with pytest.raises(ConfigError, match=r"other 3 hosts.*jax.distributed.initialize.*strategy='passing'"):
+    with pytest.raises(ConfigError, match=r"the other hosts would.*jax.distributed.initialize.*strategy='passing'"):
         bucketed_sum.check_strategy("native", extent(4, over_hosts=True))
     assert bucketed_sum.check_strategy("native", extent(4, over_hosts=False)) == "native"
     assert bucketed_sum.check_strategy("native", extent(1, over_hosts=True)) == "native"

@@ -86,7 +86,7 @@ def test_the_state_of_another_model_is_refused():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ConfigError, match="compressed_psum: unknown wire 'int7'. Did you mean int"):
+    with pytest.raises(ConfigError, match="compressed_psum: unknown wire 'int7'. Known are full, int16, int8, int4"):
         compressed_psum("d", wire="int7")
     transformation = compressed_psum("d")
     with pytest.raises(NameError, match="unbound axis name: d"):
