@@ -3,6 +3,8 @@
 import logging
 import os
 import select
+import stat
+from contextlib import suppress
 from typing import TextIO
 
 _PIECE_BYTES = 4096  # a pipe that takes anything takes so many bytes at once
@@ -18,7 +20,11 @@ class LogHandler(logging.Handler):
         self._lost = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record)
+        try:
+            line = self.format(record)
+        except Exception:  # the statement that logs is wrong: no job ends for that
+            self.handleError(record)
+            return
         if self._lost:  # the last of them may have been written in part
             line = f"\n{line} (Before this, {self._lost} could not be written.)"
         self._lost = 0 if write_line(self._stream, line) else self._lost + 1
@@ -30,11 +36,28 @@ def write_line(stream: TextIO | None, line: str) -> bool:
     if stream is None:
         return True
     left = line.encode(stream.encoding, "backslashreplace") + b"\n"
+    given = stream.fileno()
     taken = select.poll()
-    taken.register(stream.fileno(), select.POLLOUT)
+    taken.register(given, select.POLLOUT)
+    own = None
     try:
+        # One that is gone isn't opened again: that may be somebody else's terminal by now.
+        if taken.poll(0) == [(given, select.POLLOUT)]:
+            own = _opened_again(given)
         while left and taken.poll(0):
-            left = left[os.write(stream.fileno(), left[:_PIECE_BYTES]) :]
-    except OSError:  # nobody reads any more, or the disk is full
+            left = left[os.write(given if own is None else own, left[:_PIECE_BYTES]) :]
+    except OSError:  # it takes no more, nobody reads any more, or the disk is full
         pass
+    finally:
+        if own is not None:
+            os.close(own)
     return not left
+
+
+def _opened_again(descriptor: int) -> int | None:
+    """Opens a terminal or a pipe for writes that never wait: a terminal has room for a byte, and waits with the next.
+    The given descriptor must stay as it is, as other programs have it, too. Returns None if that can't be done."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # that one would begin anew
+        with suppress(OSError):  # a socket, somebody else's terminal, or too many files are open
+            return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    return None

@@ -2,17 +2,20 @@
 
 import contextlib
 import errno
+import logging
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.server.output import LogHandler, write_line
 from jax_passing.switch.server.serve import _listen
 from jax_passing.switch.server.settings import SwitchSettings, resolve
 
@@ -258,6 +261,26 @@ def test_it_serves_on_while_nobody_reads_its_log(start):
     assert process.returncode == 0
     assert err.count("closing the connection of") == 1
     assert err.endswith("(Before this, 2 could not be written.)\n")
+
+
+def test_a_terminal_that_nobody_reads_is_not_waited_for():
+    reader, writer = os.openpty()
+    taken = []
+    with os.fdopen(writer, "w") as terminal:
+        lines = threading.Thread(target=lambda: taken.extend(write_line(terminal, "x" * 333) for _ in range(1000)))
+        lines.start()
+        lines.join(20)
+        waits = lines.is_alive()
+        os.close(reader)  # ends all waits
+        lines.join()
+    assert not waits
+    assert taken[0]
+    assert not taken[-1]
+
+
+def test_a_wrong_statement_that_logs_ends_no_job(capfd):
+    LogHandler(sys.stderr).handle(logging.LogRecord("switch", logging.INFO, "f.py", 1, "%d ranks", ("two",), None))
+    assert "Message: '%d ranks'" in capfd.readouterr().err
 
 
 def test_verbose_logs_what_jobs_do(start):
