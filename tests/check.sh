@@ -137,8 +137,8 @@ address_sanitizer() {
 }
 thread_sanitizer() { ctest_in thread_sanitizer passing_tests -DPASSING_SANITIZE=thread; }
 
-# The same inputs in every run; others by hand, for hours. An input that fails is kept, and the command
-# that tries it again is printed. libFuzzer is clang's, of the version whose runtime is installed.
+# The same inputs in every run; others by hand, for hours. An input that fails is kept, and the command that tries it
+# again is printed. libFuzzer is clang's, of the version whose runtime is installed.
 fuzzing() {
   CXX=clang++-14 cmake -S xla_ffi -B "$work/fuzzers" -G Ninja -DPASSING_BUILD_FUZZERS=ON \
     -DPython_EXECUTABLE="$work/wheel-environment/bin/python" >/dev/null

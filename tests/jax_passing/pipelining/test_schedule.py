@@ -92,3 +92,8 @@ def test_a_schedule_is_printed_with_its_waits():
         "  device 0: F0.0 F0.1      I0.0 W0.0 I0.1 W0.1",
         "  device 1:      F1.0 I1.0 F1.1 I1.1 W1.0 W1.1",
     ]
+
+
+def test_a_schedule_is_drawn():
+    (axes,) = one_f_one_b(3, 4).plot().axes
+    assert len(axes.patches) == 3 * 4 * 2
