@@ -32,11 +32,11 @@ MEMORY_MIB_MAX = 2048
 INPUT_BYTES_MAX = 1024
 # The check tries so many inputs, the slowest target first. Inputs that are lists of operations have some twenty.
 INPUTS = {
-    "all_reduce_fuzz": 40_000,
-    "slot_pool_fuzz": 100_000,
-    "order_fuzz": 80_000,
-    "datagram_batch_fuzz": 100_000,
-    "probe_fuzz": 50_000,
+    "order_fuzz": 100_000,
+    "all_reduce_fuzz": 60_000,
+    "slot_pool_fuzz": 200_000,
+    "datagram_batch_fuzz": 200_000,
+    "probe_fuzz": 100_000,
 }
 
 

@@ -55,6 +55,27 @@ TEST(Transport, deadline_namesWhatItWaitedFor) {
   EXPECT_EQ(later.failure()->message, failure.message);
 }
 
+TEST(Transport, deadline_notWhileThereIsProgress) {
+  LoopbackCluster cluster(2, 0.1, 2);
+  std::vector<std::unique_ptr<IntCall>> calls;
+  // Rank 0 starts all its sums now; rank 1 follows one at a time, together longer than the deadline.
+  for (uint64_t site = 0; site < 8; ++site) {
+    calls.push_back(std::make_unique<IntCall>(site, 0, DType::kInt32, std::vector<int32_t>(4, 1)));
+    calls.back()->Start(cluster.host(0));
+  }
+  for (uint64_t site = 0; site < 8; ++site) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    IntCall call(site, 0, DType::kInt32, std::vector<int32_t>(4, 2));
+    call.Start(cluster.host(1));
+    ASSERT_TRUE(call.Wait());
+    ASSERT_FALSE(call.failure().has_value()) << call.failure()->message;
+  }
+  for (auto& call : calls) {
+    ASSERT_TRUE(call->Wait());
+    EXPECT_EQ(call->values(), std::vector<int32_t>(4, 3));
+  }
+}
+
 TEST(Transport, fail_firstFailureWins) {
   LoopbackCluster cluster(2);
   FloatCall call(7, 0, DType::kFloat32, Ramp(10, 1));
