@@ -1,10 +1,7 @@
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <set>
 #include <span>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "../tests/xla_ffi/switch/slot_packets.h"

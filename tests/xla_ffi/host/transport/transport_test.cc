@@ -5,12 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <filesystem>
-#include <future>
-#include <iterator>
 #include <memory>
-#include <mutex>
 #include <numeric>
 #include <random>
 #include <stdexcept>
