@@ -25,9 +25,19 @@ def failures(address, seeds=20, parent_at=None, key=None):
 def only(monkeypatch, *names):
     """Leaves the cases and checks that begin so, or are of a section of this name: most checks wait for seconds."""
 
-    def chosen(several):
-        return [each for each in several if each.section in names or each.description.startswith(names)]
+    def is_named(each, name):
+        return each.section == name or each.description.startswith(name)
 
-    cases, checks = chosen(golden.read()), LiveSwitch.checks
+    def chosen(several):
+        return [each for each in several if any(is_named(each, name) for name in names)]
+
+    cases, all_checks = chosen(golden.read()), LiveSwitch.checks
+
+    def checks(switch):
+        left = chosen(all_checks(switch))
+        for name in names:
+            assert any(is_named(each, name) for each in [*cases, *left]), f"nothing is called {name!r}"
+        return left
+
     monkeypatch.setattr(run, "cases", lambda limits, seed, exchanges: cases)
-    monkeypatch.setattr(LiveSwitch, "checks", lambda switch: chosen(checks(switch)))
+    monkeypatch.setattr(LiveSwitch, "checks", checks)
