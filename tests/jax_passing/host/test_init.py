@@ -18,7 +18,7 @@ from jax_passing.host import session as sessions
 from jax_passing.host.stats import Stats
 from jax_passing.protocol import control_messages as messages
 from support.jax.sessions import total
-from support.switch.in_process import SwitchThread
+from support.switch.in_process import Member, SwitchThread, settings_of
 
 ONES = jnp.ones((2, 8))
 
@@ -115,6 +115,17 @@ def test_the_switch_may_come_later():
         with jax_passing.init(f"{host}:{port}", rank=0, world_size=1, join_deadline_s=20):
             pass
         late.result().stop()
+
+
+def test_hosts_that_arent_alike_hear_of_it_all_at_once(running):
+    settings = settings_of(running, 1, axis_name=("d", "i"))
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(Member, settings, len(jax.local_devices()))
+        text = "Rank 1 of job 'test' has axis_name 'd,i', rank 0 has d. All hosts .* JAX_PASSING_AXIS_NAME"
+        with pytest.raises(JoinError, match=text):
+            jax_passing.init(running.address, rank=0, world_size=2, axis_name="d")
+        with pytest.raises(JoinError, match=text):
+            joining.result()
 
 
 @pytest.mark.parametrize(("version", "older"), [(1, "the switch"), (99, "that host")])
