@@ -56,6 +56,9 @@ def parse_peer(text: str) -> tuple[str, int]:
     address = parse_address(text)
     if address[1] == 0:
         raise ValueError("expected HOST:PORT with a port from 1 to 65535")
+    # Python's sockets tell such an address without its interface, so packets to it couldn't be sent.
+    if address[0].lower().startswith("fe80:"):
+        raise ValueError("expected HOST:PORT with an address that is valid beyond one link, unlike fe80::...")
     return address
 
 

@@ -201,6 +201,14 @@ def test_names_that_no_resolver_takes(text):
         config.parse_address(text)
 
 
+def test_a_peer_is_not_named_by_an_address_of_one_link():
+    assert config.parse_address("[fe80::1%eth0]:7171") == ("fe80::1%eth0", 7171)
+    with pytest.raises(ValueError, match="valid beyond one link"):
+        config.parse_peer("[FE80::1%eth0]:7171")
+    with pytest.raises(ConfigError, match="valid beyond one link"):
+        resolve({"switch": "a:1,[fe80::1%eth0]:7171", "rank": 0, "world_size": 1, "job": "a"})
+
+
 @pytest.mark.parametrize("host", ["10.0.0.1", "::1", "fe80::1%eth0", "::ffff:10.0.0.1"])
 def test_addresses_of_one_machine(host):
     assert config.unicast_address(host) == host

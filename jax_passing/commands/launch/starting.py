@@ -29,8 +29,9 @@ def machines_of(hosts: str) -> tuple[int, list[str]]:
     machines: list[str] = [] if hosts.strip().isdecimal() else [name.strip() for name in hosts.split(",")]
     count = len(machines) or int(hosts)
     for name in machines:
-        if not re.fullmatch(r"[\w.@:%\[\]][\w.@:%\[\]-]*", name):
-            raise ConfigError(f"Bad value {hosts!r} of --hosts: {name!r} is no name of a machine, nor a number.")
+        a_number = re.fullmatch(r"\d+(\.\d*)?", name)
+        if a_number or not re.fullmatch(r"[\w.@:%\[\]][\w.@:%\[\]-]*", name):
+            raise ConfigError(f"Bad value {hosts!r} of --hosts: {name!r} is neither a machine nor a whole number.")
     if not 1 <= count <= HOSTS_MAX:
         raise ConfigError(f"Bad value {hosts!r} of --hosts: expected 1 to {HOSTS_MAX} hosts.")
     return count, machines

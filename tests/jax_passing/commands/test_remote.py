@@ -89,7 +89,7 @@ def test_ctrl_c_ends_ranks_on_all_machines(script, fake_ssh):
     until(lambda: not any(map(alive, pids)))
 
 
-@pytest.mark.parametrize("hosts", ["0", "65", "a,,b", "a,-oProxyCommand=x", "a b"])
+@pytest.mark.parametrize("hosts", ["0", "65", "2.5", "a,3", "a,,b", "a,-oProxyCommand=x", "a b"])
 def test_hosts_that_are_none(hosts, script):
     ended = launch(*NO_SWITCH, "--hosts", hosts, script(""))
     assert ended.returncode != 0
