@@ -143,7 +143,7 @@ def main() -> None:
             np.testing.assert_array_equal(got, integers[name].astype(np.uint64).sum(0).astype(name), err_msg=name)
 
         for options, text in (
-            ({"wire": "int9"}, "Did you mean int"),
+            ({"wire": "int9"}, "Known are full, int16, int8, int4"),
             ({"wire": "int8", "strategy": "native"}, "strategy.*native"),
         ):
             with pytest.raises(ConfigError, match=text):
