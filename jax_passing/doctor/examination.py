@@ -14,6 +14,7 @@ from jax_passing.config import address_text
 from jax_passing.doctor import apart, cuda_driver, gpu, kernel, route, software, switch, trial
 from jax_passing.doctor.findings import Finding, bad, good, left_out
 from jax_passing.errors import ConfigError
+from jax_passing.for_jax.environment import cpu_devices
 from jax_passing.protocol import keys
 
 ROOT = Path("/")
@@ -54,7 +55,7 @@ def _kernel() -> Iterator[Finding]:
     gso, gro = (kernel.has_udp_option(*option) for option in ((kernel.UDP_SEGMENT, 1440), (kernel.UDP_GRO, 1)))
     yield kernel.super_packets(gso, gro)
     yield kernel.buffers(kernel.granted_buffers(), kernel.buffer_limits(ROOT))
-    yield kernel.cores(kernel.allowed_cores(), kernel.core_quota(ROOT), kernel.devices(os.environ))
+    yield kernel.cores(kernel.allowed_cores(), kernel.core_quota(ROOT), cpu_devices(os.environ))
     yield kernel.files(*resource.getrlimit(resource.RLIMIT_NOFILE))
 
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-import re
 import resource
 import socket
 from collections.abc import Mapping
@@ -117,15 +116,6 @@ def core_quota(root: Path) -> float | None:
         quota = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_quota_us")
         period = _read(root / "sys/fs/cgroup/cpu/cpu.cfs_period_us")
     return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
-
-
-def devices(environment: Mapping[str, str]) -> int:
-    """Returns how many CPU devices JAX will have, as far as the environment says."""
-    text = environment.get("JAX_NUM_CPU_DEVICES", "")
-    if not text.isdecimal():  # XLA's older way
-        flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", ""))
-        text = flag[1] if flag else "1"
-    return max(1, int(text))
 
 
 def files(soft: int, hard: int) -> Finding:

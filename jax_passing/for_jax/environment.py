@@ -1,7 +1,9 @@
-"""These variables make JAX call its collectives by us. This module imports no JAX, as JAX reads them when it loads."""
+"""By these variables JAX calls its collectives by us, and XLA has threads for them. This module imports no JAX, as JAX
+reads them when it loads."""
 
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Mapping
 
@@ -10,6 +12,7 @@ from jax_passing.config import FOR_JAX
 LIBRARY = "MPITRAMPOLINE_LIB"
 IMPLEMENTATION = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 MPI = "mpi"
+THREADS = "NPROC"
 
 
 def library() -> str:
@@ -31,6 +34,24 @@ def conflict(environment: Mapping[str, str]) -> str | None:
 def variables() -> dict[str, str]:
     """Returns the variables that JAX and its MPItrampoline have to find. Raises ImportError, as `library` does."""
     return {LIBRARY: library(), IMPLEMENTATION: MPI}
+
+
+def cpu_devices(environment: Mapping[str, str]) -> int:
+    """Returns how many CPU devices JAX will have, as far as the environment says."""
+    text = environment.get("JAX_NUM_CPU_DEVICES", "")
+    if not text.isdecimal():  # XLA's older way, of which the last one counts
+        flags = re.findall(r"--xla_force_host_platform_device_count=(\d+)", environment.get("XLA_FLAGS", ""))
+        text = flags[-1] if flags else "1"
+    return max(1, int(text))
+
+
+def threads_needed(devices: int) -> int:
+    """Returns how many threads (THREADS) XLA needs for so many CPU devices, if it makes fewer by itself.
+
+    It runs a program in a thread of its pool for each device, which waits in collectives, and starts the next programs
+    in others. With as many threads as devices, programs that are dispatched one after the other, without waiting, stop
+    for ever."""
+    return 2 * devices
 
 
 def at_start() -> None:

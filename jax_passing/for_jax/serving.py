@@ -4,7 +4,6 @@ C++ (xla_ffi/mpi) asks the server of this process, in XLA's threads.
 """
 
 import os
-import re
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ import jax
 from jax_passing import _native, config
 from jax_passing._compat import process
 from jax_passing.errors import ClosedError, ConfigError, PassingError
-from jax_passing.for_jax import groups
+from jax_passing.for_jax import environment, groups
 from jax_passing.for_jax.opening import Opening
 from jax_passing.for_jax.shared import Shared, rank_and_world_size
 from jax_passing.for_jax.use_for_jax import watch_cliques
@@ -111,16 +110,11 @@ class Server:
 
 
 def _have_threads_for_all_devices() -> None:
-    """Has XLA make enough threads, as it is about to make its pool.
-
-    It runs a program in a thread of its pool for each device, which waits in collectives, and starts the next programs
-    in others. With as many threads as devices, programs that are dispatched one after the other, without waiting, stop
-    for ever."""
-    forced = re.findall(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    """Has XLA make enough threads, as it is about to make its pool."""
     asked = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
-    wanted = 2 * (asked if asked >= 0 else int(forced[-1]) if forced else 1)
-    if wanted > len(os.sched_getaffinity(0)):  # XLA makes so many by itself
-        os.environ.setdefault("NPROC", str(wanted))
+    needed = environment.threads_needed(asked if asked >= 0 else environment.cpu_devices(os.environ))
+    if needed > len(os.sched_getaffinity(0)):  # XLA makes so many by itself
+        os.environ.setdefault(environment.THREADS, str(needed))
 
 
 def _wait_for_dispatched() -> None:

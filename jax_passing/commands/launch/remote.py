@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from jax_passing.for_jax.environment import THREADS, threads_needed
+
 TERMINATE_S = 5.0  # between SIGTERM and SIGKILL
 FAILED = 254  # the exit code if nothing could be started; 255 is ssh's own
 
@@ -25,12 +27,9 @@ def order(arguments: Sequence[str], environment: Mapping[str, str], folder: str)
 
 
 def of_rank(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of a rank on this machine: those that it has, and these.
-
-    XLA runs a program in a thread of its pool for each device, and starts the next ones in others. With fewer threads
-    than that, programs that are dispatched one after the other, without waiting, stop for ever."""
-    threads = max(os.cpu_count() or 1, 2 * int(environment["JAX_NUM_CPU_DEVICES"]))
-    return {"NPROC": str(threads), **os.environ, **environment}
+    """Returns the variables of a rank on this machine: those that it has, and these. XLA has enough threads by them."""
+    threads = max(os.cpu_count() or 1, threads_needed(int(environment["JAX_NUM_CPU_DEVICES"])))
+    return {THREADS: str(threads), **os.environ, **environment}
 
 
 def main() -> int:

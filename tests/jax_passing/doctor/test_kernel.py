@@ -82,12 +82,6 @@ def test_quota_of_a_control_group(tmp_path, files, quota):
     assert kernel.core_quota(tmp_path) == quota
 
 
-def test_devices():
-    assert [kernel.devices({"JAX_NUM_CPU_DEVICES": text}) for text in ("4", "", "x")] == [4, 1, 1]
-    flags = {"XLA_FLAGS": "--xla_dump_to=x --xla_force_host_platform_device_count=8"}
-    assert [kernel.devices(flags | more) for more in ({}, {"JAX_NUM_CPU_DEVICES": "2"})] == [8, 2]
-
-
 @pytest.mark.parametrize(
     ("soft", "hard", "state", "says"),
     [

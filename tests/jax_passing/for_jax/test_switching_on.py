@@ -81,3 +81,11 @@ def test_a_jaxlib_that_takes_no_library_is_told(without_devices, monkeypatch):
     monkeypatch.setattr(_native, "bind_mpi_late", lambda: "its table of symbols was stripped")
     with pytest.raises(ConfigError, match=r"its table of symbols was stripped. Call .* before `import jax`"):
         use_for_jax()
+
+
+def test_devices_that_the_environment_names():
+    assert [environment.cpu_devices({"JAX_NUM_CPU_DEVICES": text}) for text in ("4", "", "x")] == [4, 1, 1]
+    flags = {"XLA_FLAGS": "--xla_dump_to=x --xla_force_host_platform_device_count=8"}
+    assert [environment.cpu_devices(flags | more) for more in ({}, {"JAX_NUM_CPU_DEVICES": "2"})] == [8, 2]
+    twice = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_force_host_platform_device_count=2"}
+    assert environment.cpu_devices(twice) == 2
