@@ -42,7 +42,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def python(version: Sequence[int], implementation: str) -> Finding:
-    """Older versions of Python don't come here: pip installs us for none of them."""
+    """Judges the interpreter. Older versions of Python don't come here: pip installs us for none of them."""
     text = f"{implementation} {'.'.join(map(str, version[:3]))}"
     if implementation != "cpython":
         return warning("Python", f"{text}: only CPython is tested", "Use CPython.")
@@ -50,7 +50,7 @@ def python(version: Sequence[int], implementation: str) -> Finding:
 
 
 def jax(versions: Mapping[str, str]) -> Finding:
-    """`versions`: of jax and jaxlib, as far as they are installed. Whether they fit, the sum on this host shows."""
+    """Checks that jax and jaxlib are there; the sum on this host shows whether they fit. `versions`: theirs."""
     check, names = "JAX", ("jax", "jaxlib")
     if missing := [name for name in names if name not in versions]:
         return bad(check, f"{' and '.join(missing)}: not installed", "Install them: pip install jax")

@@ -219,7 +219,7 @@ class Membership:
             case messages.SlotState() if self._asked is not None and self.shards[self._asked[0].shard] is shard:
                 self._on_answer(message)
             case messages.Failed(kind, text, ranks):
-                # Who missed a sum at its deadline doesn't know what this host waits for instead.
+                # The host that missed a sum at its deadline doesn't know what this one waits for instead.
                 also = self._ledger.waiting() if kind == DeadlineExceededError.__name__ else ""
                 self.fail(Failure(kind, f"{text} {also}".rstrip(), ranks), source=shard)
             case messages.Bye():

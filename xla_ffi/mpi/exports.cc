@@ -1,7 +1,7 @@
 // The functions and constants that XLA's trampoline looks up in this library, under their names in MPI ABI 2.9.
 //
-// Those functions stand here one by one that XLA or its trampoline calls, and those that return no code. All others
-// report that they aren't there.
+// The functions that XLA or its trampoline calls, or that return no code, stand here one by one. All others report that
+// they aren't there.
 #include <algorithm>
 #include <chrono>
 #include <cstring>

@@ -88,7 +88,7 @@ class JobSlots:
     parent: Parent | None = None  # None at the root of a tree, or if there is but one level
     keys: JobKeys | None = None  # None: packets have no tags
     reach: int = REACH_MAX  # how far ahead of the furthest complete position a contribution may be (reach.py)
-    # Of ours, the IP address by which each worker knows us: it takes packets from no other. Empty: any is right.
+    # Each worker knows us by one of our IP addresses, and takes packets from no other. Empty: any is right.
     own_addresses: tuple[str, ...] = ()
 
 

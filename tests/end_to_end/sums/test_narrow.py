@@ -54,7 +54,7 @@ def test_hosts_that_name_different_wires_hear_it(cluster: "Cluster") -> None:
         assert "rank 1 sums with wire int8, rank 0 with full. Give the same wire on all hosts" in process.text
 
 
-# What rounding keeps back, of sums on any wire.
+# Residuals are there for sums on any wire: rounding keeps them back.
 
 
 @pytest.mark.parametrize(

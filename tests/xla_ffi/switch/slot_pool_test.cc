@@ -1,4 +1,4 @@
-// What becomes of packets is said by the conformance suite, which plays its exchanges on this pool, too.
+// The conformance suite says what becomes of packets: it plays its exchanges on this pool, too.
 #include "switch/slot_pool.h"
 
 #include <gtest/gtest.h>
