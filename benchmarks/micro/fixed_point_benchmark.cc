@@ -37,12 +37,12 @@ std::vector<uint8_t> Elements(DType dtype, size_t bytes) {
 void Run(benchmark::State& state, Step step, DType dtype, Wire wire, bool cold) {
   const WireFormat format{.dtype = dtype, .wire = wire, .world_size = 2};
   const auto devices = static_cast<size_t>(state.range(0));
-  const size_t bytes = kBlockElements * SizeOf(dtype) * (cold ? kColdBlocks : 1);
+  const size_t bytes = kMaxBlockElements * SizeOf(dtype) * (cold ? kColdBlocks : 1);
   std::vector<std::vector<uint8_t>> buffers(devices, Elements(dtype, bytes));
   // A chunk of 360 lanes, a block at most, or a whole block for its exponent.
   const LaneGroup group = LaneGroupOf(format);
   const size_t chunk =
-      step == Step::kExponent ? kBlockElements : std::min(kBlockElements, 360 / group.lanes * group.elements);
+      step == Step::kExponent ? kMaxBlockElements : std::min(kMaxBlockElements, 360 / group.lanes * group.elements);
   const int32_t scale = format.is_narrow() ? 0x3F8 : 1;  // the greatest element is below 1
   std::vector<uint8_t> lanes(4 * 360);
   std::array<const void*, kMaxDevices> inputs{};

@@ -28,7 +28,7 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
       drivers_(std::move(drivers)),
       broadcast_(std::move(broadcast)),
       order_(packets_.sharding().window(), job.first_position),
-      log_(last_exponents_),
+      log_(last_exponents_, packets_.rank()),
       window_(packets_.sharding()) {
   assert(drivers_.size() == job.shards.size());
   window_.Advance(job.first_position);
@@ -37,8 +37,7 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
 void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
-  Issue(std::make_unique<ElementPass>(std::move(sum), packets_.data_lanes_per_chunk(),
-                                      packets_.sharding().window_of_guesses(), packets_.rank(), now_us));
+  Issue(std::make_unique<ElementPass>(std::move(sum), packets_.limits(), packets_.rank(), now_us));
 }
 
 void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
@@ -228,7 +227,7 @@ void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8
   placed.exponents.Take(placed.sum->plan().ExponentRange(segment, chunk), lanes);
   if (!segment.guesses()) return;
 
-  last_exponents_.Remember(placed.entry.id.site, placed.exponents.of_job());
+  last_exponents_.Remember(placed.entry.id, placed.exponents.of_job());
   assert(placed.next_chunk == segment.first_chunks());  // they were sent together
   for (uint32_t other = 0; other < segment.chunk_count(); ++other) {
     const uint64_t position = placed.PositionOf(other);
@@ -243,7 +242,7 @@ void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8
 }
 
 void AllReduce::TakeData(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t flags) {
-  placed.sum->Decode(placed.segment(), chunk, placed.exponents.of_job(), lanes, flags);
+  placed.sum->Decode(placed.segment(), chunk, placed.exponents.of_data(), lanes, flags);
   stats_.flagged_chunks += flags != 0;
 }
 
@@ -276,9 +275,7 @@ void AllReduce::Retire() {
 }
 
 void AllReduce::Complete(std::unique_ptr<SumPass> sum) {
-  if (auto next = sum->NextPass(packets_.data_lanes_per_chunk(), packets_.sharding().window_of_guesses())) {
-    return Issue(std::move(next));
-  }
+  if (auto next = sum->NextPass(packets_.limits())) return Issue(std::move(next));
   ++stats_.sums_completed;
   stats_.tensor_bytes += sum->tensor_bytes();
   sum->Finish(nullptr);

@@ -17,7 +17,10 @@ bool IsInRange(const JobConfig& job) {
                      job.slots_per_shard * job.shards.size() <= wire::kMaxSlots && every_shard([&](const Shard& shard) {
                        return uint64_t{shard.slot_first} + job.slots_per_shard <= wire::kMaxSlots;
                      });
-  const bool lanes = job.lanes_per_chunk >= kGuessLanes + (job.check_key ? SumCheck::kLanes : 0) &&
+  // A chunk carries an int64 or a precise float64, of three lanes, or the numbers of a block.
+  const uint32_t lanes_of_block = kNumbersPerBlock * (job.check_key ? SumCheck::kNumberLanes : 1);
+  const uint32_t lanes_of_check = job.check_key ? SumCheck::kLanes : 0;
+  const bool lanes = job.lanes_per_chunk >= std::max(lanes_of_block, 3u) + lanes_of_check &&
                      job.lanes_per_chunk <= wire::kMaxLanes && every_shard([&](const Shard& shard) {
                        return shard.whole_lanes == 0 ||
                               (shard.whole_lanes >= job.lanes_per_chunk && shard.whole_lanes <= wire::kMaxLanes);

@@ -36,7 +36,8 @@
 //   Decoding: sum of hi times 2^k is exact, adding the sum of lo rounds once to 53 bits, and the product with 2^-s is
 //   exact, as above.
 //
-// Narrow wires of float32, float16 and bfloat16: narrow_lanes.h.
+// Narrow wires of float32, float16 and bfloat16: narrow_lanes.h. Floats of small sums: precise_lanes.h. Elements that
+// one rank alone has: moved_bits.h.
 //
 // int32 and uint32: one lane; exact modulo 2^32.
 // int8, uint8: three a lane at bits 0, 12 and 24 for H <= 16 (16 * 255 < 2^12), two at bits 0 and 16 for H <= 257 (257
@@ -51,16 +52,20 @@
 #include "host/numbers/fixed_point.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cassert>
+#include <cstring>
 #include <type_traits>
 
 #include "host/numbers/float_mode.h"
 #include "host/numbers/formats.h"
 #include "host/numbers/host_elements.h"
 #include "host/numbers/lane_kernels.h"
+#include "host/numbers/moved_bits.h"
 #include "host/numbers/narrow_kernels.h"
 #include "host/numbers/narrow_lanes.h"
+#include "host/numbers/precise_lanes.h"
 #include "wire/header.h"
 
 namespace passing {
@@ -77,7 +82,9 @@ template <typename Format>
 constexpr bool kMayBePacked =
     std::is_same_v<Format, kernels::BFloat16> || std::is_same_v<Format, kernels::Wider<kernels::BFloat16>>;
 constexpr uint32_t kMaxPackedHeadroomBits = 7;
-bool IsPacked(const WireFormat& format) { return HeadroomBits(format.world_size) <= kMaxPackedHeadroomBits; }
+bool IsPacked(const WireFormat& format) {
+  return !format.precise && HeadroomBits(format.world_size) <= kMaxPackedHeadroomBits;
+}
 
 // The flags of elements that aren't all finite.
 template <typename Wide>
@@ -90,6 +97,11 @@ uint8_t FlagsOf(const void* elements, size_t count) {
     flags |= magnitude > Bits<Wide>::kInfinity ? wire::kFlagNaN : bits < 0 ? wire::kFlagNegInf : wire::kFlagPosInf;
   }
   return flags;
+}
+
+bool IsZero(const void* bytes, size_t count) {
+  const auto* first = static_cast<const uint8_t*>(bytes);
+  return count == 0 || (*first == 0 && std::memcmp(first, first + 1, count - 1) == 0);
 }
 
 constexpr uint32_t kMaxHeadroomBits = std::bit_width(kMaxWorldSize - 1);
@@ -140,10 +152,40 @@ int32_t ExponentOf(int64_t bits) {
   return field ? field - 1022 : std::bit_width(static_cast<uint64_t>(bits)) - 1074;
 }
 
+// Writes the host elements, rounded to the dtype where several devices were added up, as moved bits.
+template <typename Format>
+void EncodeMovedElements(const WireFormat& format, std::span<const void* const> inputs, size_t count, uint8_t* lanes) {
+  using Result = decltype(Format::Narrow({}));
+  using Int = BitsOfResult<Format>;
+  const LaneGroup group = LaneGroupOf(format);
+  if constexpr (sizeof(typename Format::Stored) == sizeof(Int) && !std::is_same_v<Result, uint32_t>) {
+    if (inputs.size() == 1) return EncodeMoved<Int>(group, inputs[0], count, lanes);
+  }
+  Scratch<Format> scratch;
+  const void* elements = HostElements<Format>(inputs, count, scratch);
+  std::array<Result, kMaxBlockElements> results;
+  for (size_t i = 0; i < count; ++i) results[i] = Format::Narrow(kernels::Load<typename Format::Wide>(elements, i));
+  EncodeMoved<Int>(group, results.data(), count, lanes);
+}
+
+// Turns moved bits of `Format` into elements of `Result`, as below.
+template <typename Format, typename Result>
+void DecodeMovedAs(const WireFormat& format, const uint8_t* lanes, size_t count, void* out) {
+  if constexpr (std::is_same_v<Format, Result> || sizeof(BitsOfResult<Format>) == sizeof(typename Format::Wide)) {
+    DecodeMoved<BitsOfResult<Format>>(LaneGroupOf(format), lanes, count, out);
+  } else {
+    std::array<BitsOfResult<Format>, kMaxBlockElements> results;
+    DecodeMoved<BitsOfResult<Format>>(LaneGroupOf(format), lanes, count, results.data());
+    for (size_t i = 0; i < count; ++i) kernels::Store(out, i, Format::Widen(results[i]));
+  }
+}
+
 // Turns lanes of `Format` into elements of `Result`, which is the same format or what its elements are added up as.
 template <typename Format, typename Result>
 void DecodeFloats(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* out) {
   const uint32_t headroom_bits = HeadroomBits(format.world_size);
+  if (exponent == kMovedBits) return DecodeMovedAs<Format, Result>(format, lanes, count, out);
+  if (format.precise) return DecodePrecise<Result>(lanes, count, exponent, headroom_bits, out);
   if constexpr (std::is_same_v<typename Format::Wide, double>) {
     const Scale scale(exponent, -Shift64(exponent, headroom_bits));
     kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)), out);
@@ -170,6 +212,7 @@ LaneGroup LaneGroupOf(const WireFormat& format) {
   const DType dtype = format.dtype;
   const uint32_t ranks = format.world_size;
   if (format.is_narrow()) return {.elements = 32 / BitsOf(format.wire), .lanes = 1};
+  if (format.precise) return {.elements = 1, .lanes = dtype == DType::kFloat64 ? 3u : 2u};
   if (Narrowed(dtype) == DType::kBFloat16 && IsPacked(format)) return {.elements = 2, .lanes = 1};
   if (SizeOf(dtype) == 1) {
     return {.elements = ranks <= kMaxRanksOfThreeBytes ? 3u : ranks <= kMaxRanksOfBytes ? 2u : 1u, .lanes = 1};
@@ -177,6 +220,14 @@ LaneGroup LaneGroupOf(const WireFormat& format) {
   if (SizeOf(dtype) == 2 && !IsFloat(dtype) && ranks <= kMaxRanksOfBytes) return {.elements = 3, .lanes = 2};
   if (SizeOf(dtype) < 8) return {.elements = 1, .lanes = 1};
   return {.elements = 1, .lanes = IsFloat(dtype) ? 2u : 3u};
+}
+
+uint32_t BlockElements(const WireFormat& format, uint64_t leaf_elements) {
+  constexpr uint64_t kMaxBlocksOfSmallLeaf = 120, kElements = 256;
+  if (format.is_narrow() || !IsFloat(format.dtype)) return kMaxBlockElements;
+  const uint64_t at_least = (leaf_elements + kMaxBlocksOfSmallLeaf - 1) / kMaxBlocksOfSmallLeaf;
+  const auto elements = static_cast<uint32_t>(std::min(std::bit_ceil(at_least), kElements));
+  return std::max(elements, LaneGroupOf(format).elements);
 }
 
 size_t LaneCount(const WireFormat& format, size_t count) {
@@ -194,20 +245,40 @@ int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inp
   return WithFormat(format.dtype, [&]<typename Format>(Format) -> int32_t {
     using Wide = typename Format::Wide;
     if constexpr (std::is_floating_point_v<Wide>) {
-      const auto exponent_of = [&](typename Bits<Wide>::Int largest) {
-        if constexpr (std::is_same_v<Wide, float>) {
-          if (format.is_narrow()) return CodeOf(largest);
-        }
-        return ExponentOf(largest);
-      };
-      if constexpr (std::is_same_v<Format, kernels::BFloat16>) {
-        // The high half of a float32, and compared as such.
-        if (inputs.size() == 1) return exponent_of(int32_t{kernels::LargestMagnitude<int16_t>(inputs[0], count)} << 16);
-      }
+      using Int = typename Bits<Wide>::Int;
       Scratch<Format> scratch;
-      return exponent_of(kernels::LargestMagnitude<Wide>(HostElements<Format>(inputs, count, scratch), count));
+      const void* elements = nullptr;
+      const auto largest = [&]() -> Int {
+        if constexpr (std::is_same_v<Format, kernels::BFloat16>) {
+          // The high half of a float32, and compared as such.
+          if (inputs.size() == 1) return Int{kernels::LargestMagnitude<int16_t>(elements = inputs[0], count)} << 16;
+        }
+        return kernels::LargestMagnitude<Wide>(elements = HostElements<Format>(inputs, count, scratch), count);
+      }();
+      if constexpr (std::is_same_v<Wide, float>) {
+        if (format.is_narrow()) return CodeOf(largest);
+      }
+      if (largest != 0) return ExponentOf(largest);
+      const size_t bytes = elements == inputs[0] ? sizeof(typename Format::Stored) : sizeof(Wide);
+      return IsZero(elements, count * bytes) ? kNoExponent : kMinExponent;
     }
     return kNoExponent;
+  });
+}
+
+bool AreExact(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent) {
+  const DefaultFloatMode mode;
+  return WithFormat(format.dtype, [&]<typename Format>(Format) -> bool {
+    using Wide = typename Format::Wide;
+    if constexpr (std::is_floating_point_v<Wide>) {
+      const int shift = PreciseShift<Wide>(exponent, HeadroomBits(format.world_size));
+      Scratch<Format> scratch;
+      const void* elements = HostElements<Format>(inputs, count, scratch);
+      for (size_t i = 0; i < count; ++i) {
+        if (!IsExact(kernels::Load<Wide>(elements, i), exponent, shift)) return false;
+      }
+    }
+    return true;
   });
 }
 
@@ -218,6 +289,12 @@ uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> input
   return WithFormat(format.dtype, [&]<typename Format>(Format) -> uint8_t {
     using Wide = typename Format::Wide;
     Scratch<Format> scratch;
+    if constexpr (std::is_floating_point_v<Wide>) {
+      if (exponent == kMovedBits) {
+        EncodeMovedElements<Format>(format, inputs, count, lanes);
+        return 0;
+      }
+    }
     if constexpr (kMayBePacked<Format>) {
       if (!format.is_narrow() && IsPacked(format)) {
         const float scale = Scale16(exponent, Shift16(exponent, headroom_bits));
@@ -231,6 +308,12 @@ uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> input
     }
     const void* elements = HostElements<Format>(inputs, count, scratch);
     bool finite = true;
+    if constexpr (std::is_floating_point_v<Wide>) {
+      if (format.precise) {
+        finite = EncodePrecise<Wide>(elements, count, exponent, headroom_bits, lanes);
+        return finite ? 0 : FlagsOf<Wide>(elements, count);
+      }
+    }
     if constexpr (std::is_same_v<Wide, float>) {
       if (format.is_narrow()) {
         finite = WithBits(format.wire, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {

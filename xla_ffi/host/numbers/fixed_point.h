@@ -2,7 +2,6 @@
 #ifndef XLA_FFI_HOST_NUMBERS_FIXED_POINT_H_
 #define XLA_FFI_HOST_NUMBERS_FIXED_POINT_H_
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -17,13 +16,15 @@ struct WireFormat {
   DType dtype;
   Wire wire = Wire::kFull;
   uint32_t world_size = 1;
+  bool precise = false;  // floats of a small sum, on any wire: several lanes each (precise_lanes.h)
 
-  bool is_narrow() const { return wire != Wire::kFull && MayBeNarrow(dtype); }
+  bool is_narrow() const { return wire != Wire::kFull && MayBeNarrow(dtype) && !precise; }
 };
 
 // The smallest number of elements that fill whole 32-bit lanes. An element has one lane; but two bfloat16 of up to 128
 // ranks share one, as do 2, 4 or 8 floats of a narrow wire and three int8 or two; three int16 have two lanes, a float64
-// has two, and an int64 or uint64 three (see the bounds in the .cc).
+// has two, and an int64 or uint64 three (see the bounds in the .cc). Where floats travel precisely, each has two lanes,
+// a float64 three.
 struct LaneGroup {
   uint32_t elements;
   uint32_t lanes;
@@ -33,13 +34,29 @@ LaneGroup LaneGroupOf(const WireFormat& format);
 // The number of lanes that carry `count` elements. What the last group has no elements for is 0.
 size_t LaneCount(const WireFormat& format, size_t count);
 
-// Elements that share one scale. Blocks restart at each leaf, so a leaf's bits don't depend on its bucket (but those of
-// narrow wires, as rounding.h names a block by its number in the sum).
-// 1440 = 4 x 360: a whole number of chunks at an MTU of 1500.
-inline constexpr uint32_t kBlockElements = 1440;
+// The number of elements that share one scale, for a leaf of this many elements. Blocks restart at each leaf and follow
+// its size alone, so a leaf's bits depend neither on its bucket nor on the size of packets (but those of narrow wires,
+// as rounding.h names a block by its number in the sum; and small sums are precise). A leaf of up to 120 elements has
+// one for each, or one for those that share a lane; it has at most 120 until they have 256 elements. With two lanes for
+// each block (segment_exponents.h) its exponents are one packet at most, or 0.8 % of its data. A power of two divides
+// most rows of tables: where each rank sends some rows and zeros for the others, a block has one rank's elements.
+//
+// A narrow wire's blocks have kMaxBlockElements: their lanes hold more elements, and the scales only one lane. So have
+// those of integers, which have no scale.
+uint32_t BlockElements(const WireFormat& format, uint64_t leaf_elements);
 
-// The exponent, or code, of a block whose finite elements are all zero. It is below every other one.
+// 4 x 360: a whole number of chunks at an MTU of 1500.
+inline constexpr uint32_t kMaxBlockElements = 1440;
+
+// The exponent, or code, of a block that has nothing but +0 on any rank. It is below every other one.
 inline constexpr int32_t kNoExponent = -(1 << 20);
+
+// Takes the place of a block's exponent where only one rank has anything but +0 in it: then the elements' bits travel
+// as they are (moved_bits.h).
+inline constexpr int32_t kMovedBits = 1 << 20;
+
+// What BlockExponent returns lies between these, or is kNoExponent; codes of narrow wires lie between 0 and 2040.
+inline constexpr int32_t kMinExponent = -1074, kMaxExponent = 1024;
 
 // The most ranks of a job. More would overflow a lane of a 64-bit integer; the other formats have more headroom (see
 // the bounds in the .cc). A switch has fewer workers, so this many ranks need a tree of switches.
@@ -49,24 +66,21 @@ inline constexpr uint32_t kMaxWorldSize = 1024;
 uint32_t HeadroomBits(uint32_t world_size);
 
 // In all that follows `inputs` holds one pointer per local device, each to the same `count` elements of a
-// leaf (at most kBlockElements of one block); element i of the host is inputs[0][i] + inputs[1][i] + ...,
+// leaf (at most kMaxBlockElements of one block); element i of the host is inputs[0][i] + inputs[1][i] + ...,
 // in that order, float16 and bfloat16 widened to float32 first. Any alignment; the thread's floating-point mode
-// (rounding, flushed denormals) doesn't matter. A zero is +0 after EncodeLanes and DecodeLanes.
+// (rounding, flushed denormals) doesn't matter. A zero is +0 after EncodeLanes and DecodeLanes, but of moved bits.
 
-// The smallest E with |x| < 2^E for every finite host element x; kNoExponent if all are zero or not finite. On a narrow
-// wire it is the code of the smallest M of 4 significant bits with |x| <= M instead: the upper 12 bits of M as a
-// float32, where infinity stands for 2^128. Codes compare as the numbers do.
+// The smallest E with |x| < 2^E for every finite host element x; kNoExponent if all are +0, and kMinExponent if they
+// aren't, but all are zero or not finite. On a narrow wire it is the code of the smallest M of 4 significant bits with
+// |x| <= M instead: the upper 12 bits of M as a float32, where infinity stands for 2^128; kNoExponent if all are zero
+// or not finite. Codes compare as the numbers do.
 int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inputs, size_t count);
 
-// The code of the smallest power of two that isn't below the number with this code.
-inline int32_t PowerOfTwoCode(int32_t code) {
-  if (code == kNoExponent) return code;
-  if (code < 8) return static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(code)));  // denormals
-  return (code + 7) & ~7;
-}
+// Do precise lanes of this exponent give back the bits of every host element, whatever the other ranks add?
+bool AreExact(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent);
 
 // Writes LaneCount(format, count) lanes in network order. Integers ignore `exponent`, and all but narrow wires ignore
-// `rounding`. Non-finite elements become 0 and set their wire::Flag in the value returned.
+// `rounding`. Non-finite elements become 0 and set their wire::Flag in the value returned, but not as moved bits.
 uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,
                     uint8_t* lanes, const Rounding& rounding = {});
 

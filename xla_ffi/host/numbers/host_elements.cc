@@ -1,6 +1,7 @@
 #include "host/numbers/host_elements.h"
 
 #include <algorithm>
+#include <bit>
 #include <cassert>
 #include <cstdint>
 #include <cstring>
@@ -11,11 +12,18 @@
 namespace passing {
 namespace kernels {
 
-// The same element of two devices; rounds where Wide is a float.
+// The same element of two devices; rounds where Wide is a float. A float to which +0 is added keeps its bits, those of
+// -0 and of a NaN that signals among them, as elements are moved by adding zeros.
 template <typename Format>
 inline typename Format::Wide Combined(typename Format::Wide a, typename Format::Wide b) {
+  using Wide = typename Format::Wide;
   if constexpr (std::is_same_v<Format, Maximum32>) {
     return std::max(a, b);
+  } else if constexpr (std::is_floating_point_v<Wide>) {
+    using Int = typename Bits<Wide>::Int;
+    const auto a_bits = std::bit_cast<Int>(a), b_bits = std::bit_cast<Int>(b);
+    const Int sum = Select(a_bits == 0, b_bits, std::bit_cast<Int>(a + b));
+    return std::bit_cast<Wide>(Select(b_bits == 0, a_bits, sum));
   } else {
     return a + b;
   }
@@ -51,7 +59,7 @@ PASSING_CLONES void Narrow(const typename Format::Wide* __restrict wide, size_t 
 
 template <typename Format>
 void CombineElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
-  assert(!inputs.empty() && count <= kBlockElements);
+  assert(!inputs.empty() && count <= kMaxBlockElements);
   if (inputs.size() == 1) return kernels::Widen<Format>(inputs[0], count, scratch.data());
   kernels::CombinePair<Format>(inputs[0], inputs[1], count, scratch.data());
   for (const void* input : inputs.subspan(2)) kernels::CombineTo<Format>(input, count, scratch.data());
@@ -88,8 +96,8 @@ void JoinLocal(std::span<const void* const> inputs, size_t count, std::span<void
   constexpr size_t kBytes = sizeof(typename Format::Stored);
   Scratch<Format> scratch;
   std::vector<const void*> tile(inputs.size());
-  for (size_t first = 0; first < count; first += kBlockElements) {
-    const size_t tile_count = std::min<size_t>(kBlockElements, count - first);
+  for (size_t first = 0; first < count; first += kMaxBlockElements) {
+    const size_t tile_count = std::min<size_t>(kMaxBlockElements, count - first);
     const size_t offset = first * kBytes;
     for (size_t k = 0; k < inputs.size(); ++k) tile[k] = static_cast<const uint8_t*>(inputs[k]) + offset;
     void* out = static_cast<uint8_t*>(outputs[0]) + offset;

@@ -14,7 +14,7 @@
 namespace passing {
 
 template <typename Format>
-using Scratch = std::array<typename Format::Wide, kBlockElements>;
+using Scratch = std::array<typename Format::Wide, kMaxBlockElements>;
 
 template <typename Format>
 constexpr bool kStoredWide = std::is_same_v<typename Format::Stored, typename Format::Wide>;
@@ -24,7 +24,7 @@ template <typename Format>
 void CombineElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch);
 
 // Returns `scratch` with the combined elements, or the only input itself if it needs no widening. At most
-// kBlockElements, in the scope of a DefaultFloatMode.
+// kMaxBlockElements, in the scope of a DefaultFloatMode.
 template <typename Format>
 const void* HostElements(std::span<const void* const> inputs, size_t count, Scratch<Format>& scratch) {
   if constexpr (kStoredWide<Format>) {

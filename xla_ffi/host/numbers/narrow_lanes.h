@@ -13,16 +13,14 @@
 //   f) <= 1/4, f = y - floor(y); ranks and elements have independent r. So the sum is off by less than H (1 + 2^-17) M
 //   / Q, and by 0.5 sqrt(H) M / Q root mean square. Decoding: M / Q and its product with the sum of q in double are off
 //   by 2^-52 of it; that is rounded to float32, and where the dtype is narrower once more: half a step of the dtype,
-//   and 2^-24 of it for the double rounding. M or a power of two. With 4 significant bits M is up to 1/8 above the
-//   largest |x|, with one bit up to twice it: on average the unit is 1.06 against 1.44 times what that |x| needs, half
-//   a bit of 4 or 8. But guesses of a block's exponent would nearly always be wrong, as its largest element need only
-//   change by some percent. So sums that may guess have powers of two (SumPlan::coarse_scales).
+//   and 2^-24 of it for the double rounding. M has 4 significant bits, as
+//   it is up to 1/8 above the largest |x| then, on average 1.06 times; with one bit it would be up to twice it, on
+//   average 1.44 times: half a bit of 4 or 8.
 //   To nearest. A sum whose caller takes the residuals adds them to what it sends next, so no error is lost, and need
 //   not be 0 on average; but what is kept back must not grow. There r is 2^15, so |q - y| <= 1/2 + 2^-17, and a
-//   residual is at most M / 2Q. With c M the largest power of two or number of 4 bits for what is sent next, and
-//   elements up to G, M' <= c (G + M / 2Q): with c = 9/8 M stays below 18/7 G even where Q is 1, and a power of two M
-//   >= 2 G doesn't grow. With random bits a residual would be up to M / Q, and where Q is 1 (int4, from 4 ranks on) M
-//   would grow by G with each sum.
+//   residual is at most M / 2Q. With c M the largest number of 4 bits for what is sent next, c = 9/8, and elements up
+//   to G, M' <= c (G + M / 2Q): so M stays below 18/7 G even where Q is 1. With random bits a residual would be up to M
+//   / Q, and where Q is 1 (int4, from 4 ranks on) M would grow by G with each sum.
 #ifndef XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
 #define XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
 
@@ -76,13 +74,13 @@ decltype(auto) WithBits(Wire wire, F&& f) {
 
 // Room for a block and for what is left of its last lane.
 template <uint32_t kBits>
-using BiasedBlock = std::array<kernels::Biased<kBits>, kBlockElements + 7>;
+using BiasedBlock = std::array<kernels::Biased<kBits>, kMaxBlockElements + 7>;
 
 template <uint32_t kBits>
 bool EncodeNarrow(const void* elements, size_t count, int32_t exponent, uint32_t world_size, const Rounding& rounding,
                   uint8_t* lanes) {
-  constexpr uint32_t kTile = kernels::kTileElements, kMaxTiles = kBlockElements / kTile + 1;
-  assert(rounding.first + count <= kBlockElements);
+  constexpr uint32_t kTile = kernels::kTileElements, kMaxTiles = kMaxBlockElements / kTile + 1;
+  assert(rounding.first + count <= kMaxBlockElements);
   const auto first_tile = rounding.first / kTile;
   const auto end_tile = static_cast<uint32_t>((rounding.first + count + kTile - 1) / kTile);
   std::array<uint32_t, kMaxTiles * kTile / 2> random;

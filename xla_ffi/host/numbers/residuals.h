@@ -11,7 +11,7 @@
 namespace passing {
 
 // The most lanes that `count` floats have.
-inline constexpr size_t MaxFloatLanes(size_t count) { return 2 * count; }
+inline constexpr size_t MaxFloatLanes(size_t count) { return 3 * count; }
 
 // Writes the residual of each host element, the element minus what its lanes say, to every output; of L devices each
 // gets the L-th part of it. No output may be an input. A residual that isn't finite, as that of NaN, is 0.

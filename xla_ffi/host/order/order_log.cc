@@ -44,8 +44,11 @@ bool OrderLog::Prepare(PlacedSegment& placed) {
   if (placed.is_prepared) return true;
   const Segment& segment = placed.segment();
   if (!placed.sum->IsReady(segment)) return false;
-  placed.exponents =
-      SegmentExponents(segment, placed.sum->Exponents(segment), last_exponents_.Of(placed.entry.id.site));
+  placed.exponents = SegmentExponents(segment, placed.sum->Exponents(segment), rank_.rank, rank_.world_size);
+  if (segment.guesses()) {
+    Guess guess = last_exponents_.Of(placed.entry.id.site, segment.block_count);
+    if (placed.sum->IsExactAt(segment, guess.exponents)) placed.exponents.MakeGuess(std::move(guess));
+  }
   return placed.is_prepared = true;
 }
 

@@ -14,6 +14,7 @@
 #include <unordered_map>
 
 #include "host/order/order.h"
+#include "host/sums/rank.h"
 #include "host/sums/segment_exponents.h"
 #include "host/sums/sum_pass.h"
 #include "host/sums/sums_in_flight.h"
@@ -39,7 +40,7 @@ struct PlacedSegment {
 class OrderLog {
  public:
   // `last_exponents`: small sums guess their exponents from these.
-  explicit OrderLog(const LastExponents& last_exponents) : last_exponents_(last_exponents) {}
+  OrderLog(const LastExponents& last_exponents, const Rank& rank) : last_exponents_(last_exponents), rank_(rank) {}
   OrderLog(const OrderLog&) = delete;
   OrderLog& operator=(const OrderLog&) = delete;
 
@@ -82,6 +83,7 @@ class OrderLog {
   void Connect(PlacedSegment& placed, SumPass& sum);
 
   const LastExponents& last_exponents_;
+  const Rank rank_;
   std::deque<PlacedSegment> entries_;
   std::unordered_map<SegmentId, uint64_t, SegmentIdHash> not_issued_;  // index in the log; the first announcement wins
   std::set<uint64_t> under_way_;

@@ -8,6 +8,8 @@
 
 namespace passing {
 
+static_assert(kNumberBits == SumCheck::kNumberBits);
+
 ChunkPackets::ChunkPackets(const JobConfig& job)
     : job_(job),
       check_(job.check_key ? std::optional<SumCheck>(std::in_place, *job.check_key, job.rank, job.world_size)
@@ -27,10 +29,15 @@ SumCheck::Chunk ChunkPackets::ToCheck(const PlacedSegment& placed, uint32_t chun
           .may_wrap = placed.sum->lanes_may_wrap()};
 }
 
+// Of an exponent chunk.
+uint32_t ChunkPackets::NumberCount(const PlacedSegment& placed, uint32_t chunk) const {
+  return placed.exponents.NumberCount(placed.sum->plan().ExponentRange(placed.segment(), chunk));
+}
+
 uint32_t ChunkPackets::DataLanesOf(const PlacedSegment& placed, uint32_t chunk) const {
   const SumPlan& plan = placed.sum->plan();
   const Segment& segment = placed.segment();
-  return segment.CarriesExponents(chunk) ? plan.ExponentRange(segment, chunk).count * segment.lanes_per_block()
+  return segment.CarriesExponents(chunk) ? NumberCount(placed, chunk) * lanes_per_number()
                                          : plan.LanesOf(plan.DataRange(segment, chunk).count);
 }
 
@@ -65,9 +72,10 @@ size_t ChunkPackets::Write(const PlacedSegment& placed, uint32_t chunk, uint8_t*
   std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
   if (segment.CarriesExponents(chunk)) {
     placed.exponents.Write(placed.sum->plan().ExponentRange(segment, chunk), lanes);
-    for (uint32_t i = 0; check_ && i < lane_count; ++i) {
-      const auto exponent = static_cast<int32_t>(wire::LoadLane(lanes, i));
-      wire::StoreLane(lanes, i, check_->SealExponent(placed.PositionOf(chunk), i, exponent));
+    // Backwards: a sealed number takes more lanes.
+    for (uint32_t i = check_ ? NumberCount(placed, chunk) : 0; i-- > 0;) {
+      const auto number = static_cast<int32_t>(wire::LoadLane(lanes, i));
+      check_->SealNumber(placed.PositionOf(chunk), i, number, lanes + 4 * size_t{SumCheck::kNumberLanes} * i);
     }
   } else {
     header.flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), lanes);
@@ -100,10 +108,11 @@ bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position)
 const uint8_t* ChunkPackets::Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes,
                                     uint8_t* scratch) const {
   if (check_) {
-    for (uint32_t i = 0; i < DataLanesOf(placed, chunk); ++i) {
-      const auto exponent = check_->OpenExponent(placed.PositionOf(chunk), i, wire::LoadLane(lanes, i));
-      if (!exponent) return nullptr;
-      wire::StoreLane(scratch, i, static_cast<uint32_t>(*exponent));
+    for (uint32_t i = 0; i < NumberCount(placed, chunk); ++i) {
+      const uint8_t* sealed = lanes + 4 * size_t{SumCheck::kNumberLanes} * i;
+      const auto number = check_->OpenNumber(placed.PositionOf(chunk), i, sealed);
+      if (!number) return nullptr;
+      wire::StoreLane(scratch, i, static_cast<uint32_t>(*number));
     }
     lanes = scratch;
   }

@@ -23,8 +23,12 @@ class ChunkPackets {
 
   const Sharding& sharding() const { return sharding_; }
   Rank rank() const { return {.rank = job_.rank, .world_size = job_.world_size, .seed = job_.seed}; }
-  // The lanes of a chunk that carry data, without those of the check.
-  uint32_t data_lanes_per_chunk() const { return job_.lanes_per_chunk - (check_ ? SumCheck::kLanes : 0); }
+  // How sums must be cut. The lanes of the check come in addition.
+  PlanLimits limits() const {
+    return {.lanes_per_chunk = job_.lanes_per_chunk - (check_ ? SumCheck::kLanes : 0),
+            .window = sharding_.window_of_guesses(),
+            .lanes_per_exponent = lanes_per_number()};
+  }
 
   // The header of the packet that this rank sends, without its flags: these depend on the elements.
   wire::Header HeaderOf(const PlacedSegment& placed, uint32_t chunk) const;
@@ -35,15 +39,17 @@ class ChunkPackets {
   // Does this packet, whose header is the expected result's, carry the switch's tag? Always true if packets have no
   // tags.
   bool IsGenuine(std::span<const uint8_t> packet, uint64_t position) const;
-  // Returns the lanes of an exponent chunk's result, or null unless every maximum is at least this host's own value.
-  // `scratch` must hold wire::kMaxLanes lanes; it receives the unsealed exponents where sums are checked.
+  // Returns the numbers of an exponent chunk's result, or null unless every maximum is at least this host's own one.
+  // `scratch` must hold wire::kMaxLanes lanes; it receives the unsealed numbers where sums are checked.
   const uint8_t* Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t* scratch) const;
   // May these lanes be the sum of what all ranks sent for the chunk? Always true where sums aren't checked.
   bool IsSum(const PlacedSegment& placed, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const;
 
  private:
+  uint32_t lanes_per_number() const { return check_ ? SumCheck::kNumberLanes : 1; }
   bool IsChecked(const PlacedSegment& placed, uint32_t chunk) const;
   SumCheck::Chunk ToCheck(const PlacedSegment& placed, uint32_t chunk) const;
+  uint32_t NumberCount(const PlacedSegment& placed, uint32_t chunk) const;
   uint32_t DataLanesOf(const PlacedSegment& placed, uint32_t chunk) const;
   uint32_t LanesOf(const PlacedSegment& placed, uint32_t chunk) const;
 

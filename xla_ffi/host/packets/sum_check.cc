@@ -1,7 +1,9 @@
 #include "host/packets/sum_check.h"
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
+#include <iterator>
 
 #include "host/numbers/fixed_point.h"
 #include "wire/lanes.h"
@@ -17,11 +19,9 @@ constexpr uint32_t kMaxCheckedLanes = wire::kMaxLanes - SumCheck::kLanes + 1;  /
 static_assert(uint64_t{kMaxCheckedLanes} * kPrime < uint64_t{1} << 31);        // times an int32: below 2^62
 
 // The purposes of draws from the key, so that no two draws are the same.
-enum class Draw : uint64_t { kFactor, kPads, kChunk, kExponent };
+enum class Draw : uint64_t { kFactor, kPads, kChunk, kNumber };
 
-// Exponents of floats lie between -1,074 and 1,024 and a little beyond. The one of no element is the least.
-constexpr int kExponentCodeBits = 20;
-constexpr int32_t kMaxSealed = (1 << (31 - kExponentCodeBits)) - 1;
+constexpr int kNumberCodeBits = 32 - SumCheck::kNumberBits;  // in each lane
 
 // Counts how many ranks set each flag; the sums of 1,024 fit: 1,025^3 < 2^31.
 constexpr uint32_t kFlagBase = kMaxRanks + 1;
@@ -126,21 +126,23 @@ bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const ui
   return true;
 }
 
-uint32_t SumCheck::SealExponent(uint64_t position, uint32_t lane, int32_t exponent) const {
-  const bool is_number = exponent != kNoExponent && exponent != -kNoExponent;
-  assert(!is_number || (exponent > -kMaxSealed && exponent < kMaxSealed));
-  const int32_t value = is_number ? exponent : exponent < 0 ? -kMaxSealed : kMaxSealed;
-  const uint64_t code = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kExponent), position,
-                                                       uint64_t{lane} << 32 | static_cast<uint32_t>(value)});
-  return static_cast<uint32_t>(value) << kExponentCodeBits | static_cast<uint32_t>(code >> (64 - kExponentCodeBits));
+void SumCheck::SealNumber(uint64_t position, uint32_t index, int32_t number, uint8_t* lanes) const {
+  assert(number >= -(1 << (kNumberBits - 1)) && number < 1 << (kNumberBits - 1));
+  uint64_t code = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kNumber), position,
+                                                 uint64_t{index} << 32 | static_cast<uint32_t>(number)});
+  for (uint32_t lane = 0; lane < kNumberLanes; ++lane, code <<= kNumberCodeBits) {
+    wire::StoreLane(
+        lanes, lane,
+        static_cast<uint32_t>(number) << kNumberCodeBits | static_cast<uint32_t>(code >> (64 - kNumberCodeBits)));
+  }
 }
 
-std::optional<int32_t> SumCheck::OpenExponent(uint64_t position, uint32_t lane, uint32_t sealed) const {
-  const int32_t value = static_cast<int32_t>(sealed) >> kExponentCodeBits;
-  if (value < -kMaxSealed) return std::nullopt;
-  const int32_t exponent = value == -kMaxSealed ? kNoExponent : value == kMaxSealed ? -kNoExponent : value;
-  if (SealExponent(position, lane, exponent) != sealed) return std::nullopt;
-  return exponent;
+std::optional<int32_t> SumCheck::OpenNumber(uint64_t position, uint32_t index, const uint8_t* lanes) const {
+  const int32_t number = static_cast<int32_t>(wire::LoadLane(lanes, 0)) >> kNumberCodeBits;
+  uint8_t sealed[4 * kNumberLanes];
+  SealNumber(position, index, number, sealed);
+  if (!std::equal(std::begin(sealed), std::end(sealed), lanes)) return std::nullopt;
+  return number;
 }
 
 }  // namespace passing

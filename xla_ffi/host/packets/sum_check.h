@@ -13,8 +13,9 @@
 // with a probability of 2^-22 for each of the two c. No lane c overflows, because 1,024 times the prime is below 2^32.
 // The lanes of floats (docs/internals/fixed_point.md) and the counters of element_classes.h don't overflow either.
 //
-// The switch takes the greatest of exponents. Each carries its own code in the lower 20 bits of its lane, so a wrong
-// one passes with 2^-20. The code is the same for all ranks, so the greatest lane is one that some rank sent.
+// The switch takes the greatest of the numbers in an exponent chunk. Each has two lanes, with another code of its own
+// in the lower 10 bits of each, so a wrong one passes with 2^-20. The codes are the same for all ranks, so the greatest
+// lanes are those that some rank sent.
 //
 // Lanes of integers may wrap, so their codes are modulo 2^32. An error by an odd number in some lane passes with 2^-64,
 // but an error by 2^n with 4^(n - 32): the highest bits of integers are protected badly.
@@ -50,10 +51,13 @@ class SumCheck {
   // May these be the sums of what all ranks wrote, with the flags or-ed?
   bool Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const uint8_t* lanes) const;
 
-  // Seals lane `lane` of the exponent chunk at this position. `exponent` may also be an exponent's negative.
-  uint32_t SealExponent(uint64_t position, uint32_t lane, int32_t exponent) const;
-  // Returns the exponent, or nothing if no rank sent this lane.
-  std::optional<int32_t> OpenExponent(uint64_t position, uint32_t lane, uint32_t sealed) const;
+  // The bits of a number that can be sealed, its sign among them, and its lanes then.
+  static constexpr int kNumberBits = 22;
+  static constexpr uint32_t kNumberLanes = 2;
+  // Seals the number with this index of the exponent chunk at this position.
+  void SealNumber(uint64_t position, uint32_t index, int32_t number, uint8_t* lanes) const;
+  // Returns the number, or nothing if no rank sent these lanes.
+  std::optional<int32_t> OpenNumber(uint64_t position, uint32_t index, const uint8_t* lanes) const;
 
  private:
   static constexpr uint32_t kCodes = 2;  // lanes c of a chunk

@@ -53,9 +53,11 @@ class SumPass {
 
   // May the sum of a lane over all ranks exceed 32 bits?
   virtual bool lanes_may_wrap() const = 0;
-  // The next three take segments that are ready.
+  // The next four take segments that are ready.
   // This host's exponents of a segment's blocks; none for integers.
   virtual std::vector<int32_t> Exponents(const Segment& segment) const = 0;
+  // Of a segment that guesses: are all elements of this host exact at these exponents of its blocks?
+  virtual bool IsExactAt(const Segment& segment, std::span<const int32_t> exponents) const = 0;
   // Writes the lanes of a data chunk; returns its flags. `exponents`: the job's, of the segment's blocks.
   virtual uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                          uint8_t* lanes) const = 0;
@@ -70,7 +72,7 @@ class SumPass {
   }
 
   // Once all segments are done: the pass that must follow on all ranks, or null if the sum is complete.
-  virtual std::unique_ptr<SumPass> NextPass(uint32_t lanes_per_chunk, uint32_t window) const = 0;
+  virtual std::unique_ptr<SumPass> NextPass(const PlanLimits& limits) const = 0;
   // Bytes of one device's elements, as the caller has them.
   uint64_t tensor_bytes() const { return buffers_->sum().shape->bytes(); }
   // Calls the caller's `done`.

@@ -13,7 +13,7 @@
 namespace passing {
 namespace {
 
-using Classes = std::array<uint32_t, kBlockElements>;  // a run is no longer than a block
+using Classes = std::array<uint32_t, kMaxBlockElements>;  // a run is no longer than a block
 
 SumShape ShapeOfClasses(const SumShape& of_elements, const std::map<uint64_t, uint64_t>& flagged) {
   SumShape shape{
@@ -30,10 +30,10 @@ uint64_t RoundingKey(const Rank& rank, const SumKey& sum) {
   return wire::SipHash({rank.seed, rank.rank}, std::array{sum.site, uint64_t{sum.execution} << 32 | sum.step});
 }
 
-ElementPass::ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, const Rank& rank, int64_t started_us)
-    : ElementPass(std::make_shared<SumBuffers>(
-                      std::move(sum), std::make_shared<SumPlan>(*sum.shape, lanes_per_chunk, window, rank.world_size)),
-                  rank, started_us) {}
+ElementPass::ElementPass(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us)
+    : ElementPass(
+          std::make_shared<SumBuffers>(std::move(sum), std::make_shared<SumPlan>(*sum.shape, limits, rank.world_size)),
+          rank, started_us) {}
 
 ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us)
     : SumPass(buffers->sum().key, /*pass=*/0, buffers->sum().shape, buffers->plan(), buffers,
@@ -45,9 +45,16 @@ std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
   for (uint32_t block = 0; block < segment.block_count; ++block) {
     const ElementRun run = plan().Block(segment.first_block + block);
     exponents[block] = BlockExponent(plan().format(), buffers()->InputsAt(run), run.count);
-    if (plan().format().is_narrow() && plan().coarse_scales()) exponents[block] = PowerOfTwoCode(exponents[block]);
   }
   return exponents;
+}
+
+bool ElementPass::IsExactAt(const Segment& segment, std::span<const int32_t> exponents) const {
+  for (uint32_t block = 0; block < segment.block_count; ++block) {
+    const ElementRun run = plan().Block(segment.first_block + block);
+    if (!AreExact(plan().format(), buffers()->InputsAt(run), run.count, exponents[block])) return false;
+  }
+  return true;
 }
 
 uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
@@ -71,7 +78,7 @@ uint8_t ElementPass::EncodeRun(const ElementRun& run, int32_t exponent, uint8_t*
 // The lanes were sent from a packet that is gone, so they are made again: to keep them would take memory by the
 // element.
 void ElementPass::KeepResiduals(const ElementRun& run, int32_t exponent) const {
-  std::array<uint8_t, 4 * MaxFloatLanes(kBlockElements)> lanes;  // a run is no longer than a block
+  std::array<uint8_t, 4 * MaxFloatLanes(kMaxBlockElements)> lanes;  // a run is no longer than a block
   EncodeRun(run, exponent, lanes.data());
   WriteResiduals(plan().format(), buffers()->InputsAt(run), lanes.data(), run.count, exponent,
                  buffers()->ResidualsAt(run));
@@ -82,16 +89,23 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
   const ChunkRange range = plan().DataRange(segment, chunk);
   if (flags != 0) Flag(range);
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
+    const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
+    const bool marked = flags != 0 && exponent != kMovedBits;
+    if (flags != 0 && !marked) NoteMoved(run.block);
     // The result may overwrite the input, so this host's classes and residuals are made before.
     Classes classes;
-    if (flags != 0) ClassifyElements(shape().dtype, buffers()->InputsAt(run), run.count, classes.data());
-    const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
+    if (marked) ClassifyElements(shape().dtype, buffers()->InputsAt(run), run.count, classes.data());
     if (!buffers()->sum().residuals.empty()) KeepResiduals(run, exponent);
     const uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
     const std::span<void* const> outputs = buffers()->OutputsAt(run);
     DecodeLanes(plan().format(), at, run.count, exponent, outputs);
-    if (flags != 0) MarkClasses(shape().dtype, {classes.data(), run.count}, outputs[0]);
+    if (marked) MarkClasses(shape().dtype, {classes.data(), run.count}, outputs[0]);
   });
+}
+
+void ElementPass::NoteMoved(uint64_t block) {
+  if (moved_.size() <= block) moved_.resize(block + 1);
+  moved_[block] = true;
 }
 
 // Merges stretches that touch: an entry for each chunk would grow with the sum.
@@ -123,23 +137,23 @@ void ElementPass::TellWritten(uint32_t segment) {
   if (elements > elements_written_) buffers()->sum().written(elements_written_ = elements);
 }
 
-std::unique_ptr<SumPass> ElementPass::NextPass(uint32_t lanes_per_chunk, uint32_t window) const {
-  return flagged_.empty() ? nullptr : std::make_unique<ClassPass>(*this, buffers(), flagged_, lanes_per_chunk, window);
+std::unique_ptr<SumPass> ElementPass::NextPass(const PlanLimits& limits) const {
+  return flagged_.empty() ? nullptr : std::make_unique<ClassPass>(*this, buffers(), flagged_, moved_, limits);
 }
 
 // ---------------------------------------------------------------- classes
 
 ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumBuffers> buffers,
-                     const std::map<uint64_t, uint64_t>& flagged, uint32_t lanes_per_chunk, uint32_t window)
+                     const std::map<uint64_t, uint64_t>& flagged, std::vector<bool> moved, const PlanLimits& limits)
     : ClassPass(first, std::make_shared<SumShape>(ShapeOfClasses(first.shape(), flagged)), std::move(buffers), flagged,
-                lanes_per_chunk, window) {}
+                std::move(moved), limits) {}
 
 ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumShape> shape,
                      std::shared_ptr<const SumBuffers> buffers, const std::map<uint64_t, uint64_t>& flagged,
-                     uint32_t lanes_per_chunk, uint32_t window)
-    : SumPass(first.key(), /*pass=*/1, shape,
-              std::make_shared<SumPlan>(*shape, lanes_per_chunk, window, /*world_size=*/1), std::move(buffers),
-              kAllElements, first.started_us()) {
+                     std::vector<bool> moved, const PlanLimits& limits)
+    : SumPass(first.key(), /*pass=*/1, shape, std::make_shared<SumPlan>(*shape, limits, /*world_size=*/1),
+              std::move(buffers), kAllElements, first.started_us()),
+      moved_(std::move(moved)) {
   for (const auto& [cell, end] : flagged) stretches_.push_back(cell);
 }
 
@@ -166,8 +180,10 @@ void ClassPass::Decode(const Segment& segment, uint32_t chunk, std::span<const i
 template <typename F>
 void ClassPass::ForEachFlaggedRun(const ChunkRange& range, F&& f) const {
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& mine) {
-    buffers()->plan()->ForEachRun(stretches_[mine.leaf] + mine.first, mine.count,
-                                  [&](const ElementRun& run) { f(run, mine.offset + run.offset); });
+    buffers()->plan()->ForEachRun(stretches_[mine.leaf] + mine.first, mine.count, [&](const ElementRun& run) {
+      const bool moved = run.block < moved_.size() && moved_[run.block];
+      if (!moved) f(run, mine.offset + run.offset);
+    });
   });
 }
 

@@ -9,18 +9,12 @@
 #include <span>
 #include <vector>
 
+#include "host/sums/rank.h"
 #include "host/sums/sum.h"
 #include "host/sums/sum_pass.h"
 #include "host/sums/sum_plan.h"
 
 namespace passing {
-
-// The rank that encodes, and what it rounds by.
-struct Rank {
-  uint32_t rank = 0;
-  uint32_t world_size = 1;
-  uint64_t seed = 0;  // JobConfig::seed
-};
 
 // The key of a rank's random bits for one sum.
 uint64_t RoundingKey(const Rank& rank, const SumKey& sum);
@@ -28,15 +22,16 @@ uint64_t RoundingKey(const Rank& rank, const SumKey& sum);
 // The first pass: the elements themselves. Those that aren't finite travel as zeros, and flag their chunks.
 class ElementPass final : public SumPass {
  public:
-  ElementPass(Sum sum, uint32_t lanes_per_chunk, uint32_t window, const Rank& rank, int64_t started_us);
+  ElementPass(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us);
 
   bool lanes_may_wrap() const override { return !IsFloat(shape().dtype); }  // floats have headroom
   std::vector<int32_t> Exponents(const Segment& segment) const override;
+  bool IsExactAt(const Segment& segment, std::span<const int32_t> exponents) const override;
   uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                  uint8_t* lanes) const override;
   void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, const uint8_t* lanes,
               uint8_t flags) override;
-  std::unique_ptr<SumPass> NextPass(uint32_t lanes_per_chunk, uint32_t window) const override;
+  std::unique_ptr<SumPass> NextPass(const PlanLimits& limits) const override;
 
  private:
   ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us);
@@ -46,9 +41,10 @@ class ElementPass final : public SumPass {
     return {.to_nearest = !buffers()->sum().residuals.empty(),
             .key = rounding_key_,
             .block = run.block,
-            .first = static_cast<uint32_t>(run.first % kBlockElements)};
+            .first = static_cast<uint32_t>(run.first % plan().BlockElementsOf(run.leaf))};
   }
   void Flag(const ChunkRange& range);
+  void NoteMoved(uint64_t block);
   // The same for one run: as Encode does, and what it keeps back.
   uint8_t EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const;
   void KeepResiduals(const ElementRun& run, int32_t exponent) const;
@@ -57,6 +53,7 @@ class ElementPass final : public SumPass {
   // The first cell and the end of each stretch of flagged chunks. The classes of their elements are kept in the
   // elements themselves (MarkClasses): all of a sum may be flagged, and the memory beyond the caller's is bounded.
   std::map<uint64_t, uint64_t> flagged_;
+  std::vector<bool> moved_;  // by block: one that is moved has no marks of classes. Empty unless a chunk was flagged
   // Where the caller asks what is written: all segments before `first_not_done_` are done, and these beyond it.
   uint32_t first_not_done_ = 0;
   std::set<uint32_t> done_beyond_;
@@ -67,26 +64,29 @@ class ElementPass final : public SumPass {
 // flags, so all of them make this pass.
 class ClassPass final : public SumPass {
  public:
-  // `first`: the pass before. `flagged`: its stretches of flagged cells, which are the leaves of this pass.
+  // `first`: the pass before. `flagged`: its stretches of flagged cells, which are the leaves of this pass. `moved`:
+  // its blocks whose elements have their bits already.
   ClassPass(const SumPass& first, std::shared_ptr<const SumBuffers> buffers,
-            const std::map<uint64_t, uint64_t>& flagged, uint32_t lanes_per_chunk, uint32_t window);
+            const std::map<uint64_t, uint64_t>& flagged, std::vector<bool> moved, const PlanLimits& limits);
 
   bool lanes_may_wrap() const override { return false; }  // the counters of all ranks fit
   std::vector<int32_t> Exponents(const Segment&) const override { return {}; }
+  bool IsExactAt(const Segment&, std::span<const int32_t>) const override { return true; }
   uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                  uint8_t* lanes) const override;
   void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, const uint8_t* lanes,
               uint8_t flags) override;
-  std::unique_ptr<SumPass> NextPass(uint32_t, uint32_t) const override { return nullptr; }
+  std::unique_ptr<SumPass> NextPass(const PlanLimits&) const override { return nullptr; }
 
  private:
   ClassPass(const SumPass& first, std::shared_ptr<const SumShape> shape, std::shared_ptr<const SumBuffers> buffers,
-            const std::map<uint64_t, uint64_t>& flagged, uint32_t lanes_per_chunk, uint32_t window);
-  // Calls f(run of the caller's elements, its offset in the chunk) for each run in `range`.
+            const std::map<uint64_t, uint64_t>& flagged, std::vector<bool> moved, const PlanLimits& limits);
+  // Calls f(run of the caller's elements, its offset in the chunk) for each run in `range`, but for moved ones.
   template <typename F>
   void ForEachFlaggedRun(const ChunkRange& range, F&& f) const;
 
   std::vector<uint64_t> stretches_;  // the first cell of each
+  const std::vector<bool> moved_;
 };
 
 }  // namespace passing

@@ -15,19 +15,31 @@
 
 namespace passing {
 
-// A segment is one entry of the job's order. 23,040 lanes are 64 chunks of 360, 90 of 256 or 360 of 64, and 16 blocks
-// of float32 (32 of bfloat16, 64 of float32 as int8): no chunk but the last of a leaf is ever short.
+// A segment is one entry of the job's order. 23,040 lanes are 64 chunks of 360, 90 of 256 or 360 of 64, and 90 blocks
+// of 256 float32 (180 of bfloat16, 64 of float32 as int8): no chunk but the last of a leaf is ever short.
 inline constexpr uint32_t kSegmentLanes = 23040;
 
-// A segment that guesses has three lanes for each block in its exponent chunk: exponent, guess, -guess.
-inline constexpr uint32_t kGuessLanes = 3;
+// Floats of a sum that fits into so many lanes travel precisely, and may guess their exponents. Four packets of 360
+// take 48 us at 1 Gbit/s, about the round trip that a right guess saves; a wrong one costs as much.
+inline constexpr uint32_t kPreciseLanesOfSum = 1440;
+
+// The numbers in an exponent chunk: of each block, and in addition where the segment guesses (segment_exponents.h).
+inline constexpr uint32_t kNumbersPerBlock = 2, kGuessNumbers = 4;
+
+// A sum has to be cut so that its parts fit into these.
+struct PlanLimits {
+  uint32_t lanes_per_chunk;         // of data
+  uint32_t window;                  // a sum that guesses its exponents must fit into it as a whole
+  uint32_t lanes_per_exponent = 1;  // of each number in an exponent chunk
+};
 
 struct Segment {
   uint64_t first_cell = 0;
   uint32_t cell_count = 0;
   uint64_t first_block = 0;
   uint32_t block_count = 0;      // 0 for integers, which need no scale
-  uint32_t exponent_chunks = 0;  // sent first, one lane a block
+  uint32_t exponent_chunks = 0;  // sent first
+  uint32_t per_block = 0;        // numbers that an exponent chunk has of each block (segment_exponents.h)
   uint32_t data_chunks = 0;
   // The data of a small sum travels together with its exponents, scaled by guesses. These chunks carry the data again
   // if a guess was wrong.
@@ -40,7 +52,6 @@ struct Segment {
   bool guesses() const { return repeat_chunks > 0; }
   // The number of chunks that are sent before the job's exponents are known.
   uint32_t first_chunks() const { return exponent_chunks + (guesses() ? data_chunks : 0); }
-  uint32_t lanes_per_block() const { return guesses() ? kGuessLanes : 1; }
   bool CarriesExponents(uint32_t chunk) const {
     return chunk >= exponents_at && chunk < exponents_at + exponent_chunks;
   }
@@ -70,25 +81,21 @@ struct ChunkRange {
 
 class SumPlan {
  public:
-  // `window`: a sum that guesses its exponents must fit into it as a whole.
-  SumPlan(const SumShape& shape, uint32_t lanes_per_chunk, uint32_t window, uint32_t world_size);
+  SumPlan(const SumShape& shape, const PlanLimits& limits, uint32_t world_size);
 
   uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   const Segment& segment(uint32_t index) const { return segments_[index]; }
 
   // How elements travel, alike on every rank.
   const WireFormat& format() const { return format_; }
-  // Are the scales of a narrow wire's blocks powers of two? Guesses of finer ones would nearly always be wrong, but a
-  // large sum guesses none. It depends on nothing but the shape, as results do.
-  bool coarse_scales() const { return leaf_blocks_.back() <= kMaxCoarseBlocks; }
-
   // Lanes of this many cells: a range of a chunk, or the offset of a run in it.
   uint32_t LanesOf(uint32_t cells) const { return cells / group_.elements * group_.lanes; }
 
-  // The blocks whose exponents a chunk carries: three lanes each if the segment guesses, else one.
+  // The blocks whose exponents a chunk carries.
   ChunkRange ExponentRange(const Segment& segment, uint32_t chunk) const {
-    const uint32_t first = (chunk - segment.exponents_at) * lanes_per_chunk_;
-    return {first, std::min(lanes_per_chunk_, segment.block_count - first)};
+    const uint32_t blocks = limits_.lanes_per_chunk / limits_.lanes_per_exponent / segment.per_block;
+    const uint32_t first = (chunk - segment.exponents_at) * blocks;
+    return {first, std::min(blocks, segment.block_count - first)};
   }
   ChunkRange DataRange(const Segment& segment, uint32_t chunk) const {
     const uint32_t first = segment.DataChunk(chunk) * cells_per_chunk_;
@@ -108,12 +115,13 @@ class SumPlan {
     uint64_t in_leaf = first - leaf_starts_[leaf];
     for (uint64_t offset = 0; offset < count;) {
       const uint64_t leaf_left = leaf_starts_[leaf + 1] - leaf_starts_[leaf] - in_leaf;
-      const uint64_t block_left = kBlockElements - in_leaf % kBlockElements;
+      const uint64_t block_elements = block_elements_[leaf];
+      const uint64_t block_left = block_elements - in_leaf % block_elements;
       const uint64_t run = std::min({count - offset, leaf_left, block_left});
       // None where the range starts in a leaf's padding, as a chunk of classes may.
       const uint64_t elements = std::min(run, ElementsOf(leaf) - std::min(in_leaf, ElementsOf(leaf)));
       f(ElementRun{static_cast<uint32_t>(leaf), in_leaf, static_cast<uint32_t>(elements),
-                   leaf_blocks_[leaf] + in_leaf / kBlockElements, static_cast<uint32_t>(offset)});
+                   leaf_blocks_[leaf] + in_leaf / block_elements, static_cast<uint32_t>(offset)});
       offset += run;
       in_leaf += run;
       if (run == leaf_left) {
@@ -125,19 +133,19 @@ class SumPlan {
 
   // The elements of block `block`, a number from the sum's start.
   ElementRun Block(uint64_t block) const;
+  uint32_t BlockElementsOf(uint32_t leaf) const { return block_elements_[leaf]; }
 
  private:
-  static constexpr uint64_t kMaxCoarseBlocks = 4;
-
   uint64_t ElementsOf(std::ptrdiff_t leaf) const { return leaf_firsts_[leaf + 1] - leaf_firsts_[leaf]; }
 
-  uint32_t lanes_per_chunk_;
+  PlanLimits limits_;
   WireFormat format_;
   LaneGroup group_;
   uint32_t cells_per_chunk_;
-  std::vector<uint64_t> leaf_starts_;  // cell at which each leaf starts, and the end
-  std::vector<uint64_t> leaf_firsts_;  // the same in elements
-  std::vector<uint64_t> leaf_blocks_;  // and in blocks
+  std::vector<uint64_t> leaf_starts_;     // cell at which each leaf starts, and the end
+  std::vector<uint64_t> leaf_firsts_;     // the same in elements
+  std::vector<uint64_t> leaf_blocks_;     // and in blocks
+  std::vector<uint32_t> block_elements_;  // by leaf
   std::vector<Segment> segments_;
 };
 

@@ -94,7 +94,7 @@ class Target {
   void Place(Operations& input) {
     const size_t site = input.Below(kSites);
     Placed& placed = placed_[site];
-    const SumPlan plan(*kShapes[site], job_.lanes_per_chunk, window_, job_.world_size);
+    const SumPlan plan(*kShapes[site], {.lanes_per_chunk = job_.lanes_per_chunk, .window = window_}, job_.world_size);
     const SegmentId id{.site = site, .execution = placed.execution, .segment = placed.segment};
     const uint8_t how = input.Byte();  // now and then its program is another one
     const uint32_t chunk_count = how < 240 ? plan.segment(id.segment).chunk_count() : 1 + how % 16;

@@ -49,6 +49,20 @@ TEST(FixedPoint, LaneCount) {
   }
 }
 
+// Exponents cost a packet, or 1 %.
+TEST(FixedPoint, BlockElements) {
+  const WireFormat floats{.dtype = DType::kFloat32, .world_size = 2};
+  const std::pair<uint64_t, uint32_t> blocks[] = {{1, 1},        {120, 1},      {121, 2},      {480, 4},
+                                                  {481, 8},      {3840, 32},    {15'360, 128}, {15'361, 256},
+                                                  {61'440, 256}, {1 << 30, 256}};
+  for (const auto& [leaf, elements] : blocks) {
+    EXPECT_EQ(BlockElements(floats, leaf), elements) << leaf;
+    EXPECT_LE(2 * ((leaf + elements - 1) / elements), std::max<uint64_t>(240, leaf / 120)) << leaf;
+  }
+  EXPECT_EQ(BlockElements({.dtype = DType::kBFloat16, .world_size = 2}, 1), 2u);  // these share a lane
+  EXPECT_EQ(BlockElements({.dtype = DType::kFloat32, .wire = Wire::kInt8, .world_size = 2}, 1), kMaxBlockElements);
+}
+
 TEST(BlockExponent, IsTheSmallestPowerOfTwoAbove) {
   for (DType dtype : {DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64}) {
     const uint64_t infinity = reference::Round(dtype, std::numeric_limits<long double>::infinity());
@@ -58,7 +72,7 @@ TEST(BlockExponent, IsTheSmallestPowerOfTwoAbove) {
       const int shift = reference::FormatOf(dtype).precision - 1;
       uint64_t bits = i < 2000 ? random() % infinity : ((random() % (infinity >> shift)) << shift) + i % 3 - 1;
       bits = std::min(bits % infinity, infinity - 1);
-      int expected = kNoExponent;
+      int expected = kMinExponent;  // where nothing is finite but zeros
       if (bits != 0) std::frexp(ValueOf(dtype, bits), &expected);
       Bytes buffer(3 * SizeOf(dtype));
       SetBits(dtype, buffer.data(), 1, bits | (i & 1 ? uint64_t{1} << (8 * SizeOf(dtype) - 1) : 0));
@@ -92,7 +106,9 @@ TEST(FixedPoint, zerosAndNoExponent) {
     Bytes zeros(5 * SizeOf(dtype));
     SetBits(dtype, zeros.data(), 3, uint64_t{1} << (8 * SizeOf(dtype) - 1));  // -0 becomes +0
     const Result result = SumOverRanks(dtype, {2, {zeros.data()}}, 5);
-    EXPECT_EQ(result.exponent, kNoExponent);
+    EXPECT_EQ(result.exponent, kMinExponent);
+    const void* input = zeros.data();
+    EXPECT_EQ(BlockExponent({.dtype = dtype, .world_size = 2}, {&input, 1}, 3), kNoExponent);
     EXPECT_EQ(result.lanes, std::vector<uint32_t>(LaneCount({.dtype = dtype, .world_size = 2}, 5)));
     EXPECT_EQ(result.output, Bytes(5 * SizeOf(dtype)));
   }
@@ -105,15 +121,15 @@ TEST(FixedPoint, anyCountAndAlignment) {
     const size_t size = SizeOf(dtype);
     const WireFormat format{.dtype = dtype, .world_size = 4};
     const LaneGroup group = LaneGroupOf(format);
-    const Bytes all = RandomElements(dtype, Kind::kUniform, kBlockElements, random);
+    const Bytes all = RandomElements(dtype, Kind::kUniform, kMaxBlockElements, random);
     const void* input = all.data();
-    const int32_t exponent = BlockExponent({.dtype = dtype}, {&input, 1}, kBlockElements);
-    Bytes all_lanes(4 * LaneCount(format, kBlockElements));
-    EncodeLanes(format, {&input, 1}, kBlockElements, exponent, all_lanes.data());
+    const int32_t exponent = BlockExponent({.dtype = dtype}, {&input, 1}, kMaxBlockElements);
+    Bytes all_lanes(4 * LaneCount(format, kMaxBlockElements));
+    EncodeLanes(format, {&input, 1}, kMaxBlockElements, exponent, all_lanes.data());
     Bytes all_out(all.size());
     void* output = all_out.data();
-    DecodeLanes(format, all_lanes.data(), kBlockElements, exponent, {&output, 1});
-    for (size_t count = 0; count <= kBlockElements; count += count < 70 || count > 1430 ? 1 : 29) {
+    DecodeLanes(format, all_lanes.data(), kMaxBlockElements, exponent, {&output, 1});
+    for (size_t count = 0; count <= kMaxBlockElements; count += count < 70 || count > 1430 ? 1 : 29) {
       const size_t offset = 1 + count % 7;
       Bytes in(offset + count * size), lanes(offset + 4 * LaneCount(format, count) + 1, 0xA5);
       std::memcpy(&in[offset], all.data(), count * size);
@@ -195,9 +211,9 @@ TEST(FixedPoint, goldenBits) {
   uint64_t hash = 0xCBF29CE484222325;  // FNV-1a
   for (DType dtype : kDTypes) {
     for (Kind kind : kKinds) {
-      const Bytes a = RandomElements(dtype, kind, kBlockElements, random);
-      const Bytes b = RandomElements(dtype, kind, kBlockElements, random);
-      const Result result = SumOverRanks(dtype, {{a.data(), b.data()}, {b.data()}, {a.data()}}, kBlockElements);
+      const Bytes a = RandomElements(dtype, kind, kMaxBlockElements, random);
+      const Bytes b = RandomElements(dtype, kind, kMaxBlockElements, random);
+      const Result result = SumOverRanks(dtype, {{a.data(), b.data()}, {b.data()}, {a.data()}}, kMaxBlockElements);
       for (uint32_t lane : result.lanes) hash = (hash ^ lane) * 0x100000001B3;
       for (uint8_t byte : result.output) hash = (hash ^ byte) * 0x100000001B3;
     }

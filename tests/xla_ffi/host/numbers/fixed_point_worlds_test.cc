@@ -223,7 +223,7 @@ TEST_P(PackedWorldSize, largeBFloat16AreExact) {
   const int h = static_cast<int>(HeadroomBits(GetParam()));
   for (const int exponent : {-110, 0, 1, 127, 128}) {
     Bytes elements;
-    for (uint32_t bits = 0x7F7F; bits > 0 && elements.size() < 2 * kBlockElements; --bits) {
+    for (uint32_t bits = 0x7F7F; bits > 0 && elements.size() < 2 * kMaxBlockElements; --bits) {
       const auto x = static_cast<double>(ValueOf(DType::kBFloat16, bits));
       if (x >= std::ldexp(1.0, exponent) || x < std::ldexp(1.0, exponent - 8 + h)) continue;
       for (const uint32_t sign : {0u, 0x8000u}) {

@@ -22,7 +22,7 @@ TEST(HostElements, sumLocalInPlace) {
   std::mt19937_64 random(9);
   for (DType dtype : kDTypes) {
     for (size_t devices = 1; devices <= 4; ++devices) {
-      const size_t count = 2 * kBlockElements + 77;
+      const size_t count = 2 * kMaxBlockElements + 77;
       std::vector<Bytes> buffers(devices, Bytes(count * SizeOf(dtype)));
       for (Bytes& buffer : buffers) {
         for (uint8_t& byte : buffer) byte = static_cast<uint8_t>(random());
@@ -56,7 +56,7 @@ TEST(HostElements, sumLocalInPlace) {
 TEST(HostElements, maxLocalInPlace) {
   std::mt19937_64 random(10);
   for (size_t devices = 1; devices <= 4; ++devices) {
-    RandomMaxima of(devices, 2 * kBlockElements + 77, random);
+    RandomMaxima of(devices, 2 * kMaxBlockElements + 77, random);
     std::vector<void*> outputs;
     for (auto& buffer : of.buffers) outputs.push_back(buffer.data());
     MaxLocal(of.inputs(), of.maxima.size(), outputs);
@@ -86,7 +86,7 @@ TEST(HostElements, sixteenBitFloatsSurvive) {
 TEST(HostElements, elementsThatWereAddedUpBeforeAreRounded) {
   std::mt19937_64 random(11);
   for (DType dtype : {DType::kFloat16, DType::kBFloat16}) {
-    Bytes buffer((2 * kBlockElements + 77) * sizeof(float));
+    Bytes buffer((2 * kMaxBlockElements + 77) * sizeof(float));
     for (uint8_t& byte : buffer) byte = static_cast<uint8_t>(random());
     const Bytes before = buffer;
     const void* input = buffer.data();

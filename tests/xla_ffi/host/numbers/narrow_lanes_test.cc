@@ -138,15 +138,9 @@ TEST(NarrowLanes, scalesAreRoundedUp) {
   EXPECT_EQ(Scale(code_of(1.f)), 1);
   EXPECT_EQ(Scale(code_of(-1.0001f)), 1.125L);
   EXPECT_EQ(Scale(code_of(1.876f)), 2);
-  EXPECT_EQ(Scale(PowerOfTwoCode(code_of(1.f))), 1);
-  EXPECT_EQ(Scale(PowerOfTwoCode(code_of(1.01f))), 2);
   EXPECT_EQ(Scale(code_of(std::numeric_limits<float>::max())), 0x1p128L);
-  EXPECT_EQ(Scale(PowerOfTwoCode(code_of(std::numeric_limits<float>::max()))), 0x1p128L);
   EXPECT_EQ(Scale(code_of(0x1p-149f)), 0x1p-129L);
-  EXPECT_EQ(Scale(PowerOfTwoCode(code_of(0x1p-149f))), 0x1p-129L);
-  EXPECT_EQ(Scale(PowerOfTwoCode(code_of(0x1.8p-128f))), 0x1p-127L);
   EXPECT_EQ(code_of(0.f), kNoExponent);
-  EXPECT_EQ(PowerOfTwoCode(kNoExponent), kNoExponent);
 }
 
 // A sum of n roundings of y has the mean n z / 2^16, z the rounded y 2^16, and a variance of n f (1 - f): a deviation
@@ -157,18 +151,18 @@ TEST(NarrowLanes, roundingIsUnbiased) {
     const int32_t code = 0x3F8;  // M = 1
     const double largest = ((1 << (BitsOf(wire) - 1)) - 1) / 2;
     for (double y : {0.01, 0.25, 0.5, 0.77, -0.01, -0.5, -0.999}) {
-      std::vector<float> elements(kBlockElements, static_cast<float>(y / largest));
+      std::vector<float> elements(kMaxBlockElements, static_cast<float>(y / largest));
       int64_t sum = 0;
       constexpr int kBlocks = 100;
       for (uint64_t block = 0; block < kBlocks; ++block) {
         for (int64_t q :
-             Fields(format, Lanes(format, elements.data(), kBlockElements, code, {.key = 3, .block = block}),
-                    kBlockElements)) {
+             Fields(format, Lanes(format, elements.data(), kMaxBlockElements, code, {.key = 3, .block = block}),
+                    kMaxBlockElements)) {
           ASSERT_TRUE(q == std::floor(y) || q == std::ceil(y));
           sum += q;
         }
       }
-      const double n = double{kBlocks} * kBlockElements, f = y - std::floor(y);
+      const double n = double{kBlocks} * kMaxBlockElements, f = y - std::floor(y);
       EXPECT_NEAR(sum / n, y, 5 * std::sqrt(f * (1 - f) / n) + 0x1p-16) << y;
     }
   }
@@ -182,22 +176,19 @@ TEST(NarrowLanes, residualsStayBounded) {
   for (const auto& [wire, ranks] : {std::pair{Wire::kInt4, 2u}, {Wire::kInt4, 7u}, {Wire::kInt8, 127u}}) {
     const WireFormat format{.dtype = DType::kFloat32, .wire = wire, .world_size = ranks};
     const auto largest = static_cast<float>(((1 << (BitsOf(wire) - 1)) - 1) / ranks);
-    for (const bool coarse : {false, true}) {
-      std::vector<float> kept(200), sent(kept.size());
-      for (int step = 0; step < 300; ++step) {
-        for (size_t i = 0; i < kept.size(); ++i) {
-          sent[i] = kept[i] + std::uniform_real_distribution<float>(-1, 1)(random);
-        }
-        const void* elements = sent.data();
-        int32_t code = BlockExponent(format, {&elements, 1}, sent.size());
-        if (coarse) code = PowerOfTwoCode(code);
-        const auto scale = static_cast<float>(Scale(code));
-        ASSERT_LE(scale, coarse ? 4 : 18.0f / 7 * 1.01f) << "step " << step;
-        const auto fields = Fields(format, Lanes(format, elements, sent.size(), code, kNearest), sent.size());
-        for (size_t i = 0; i < kept.size(); ++i) {
-          kept[i] = sent[i] - static_cast<float>(fields[i]) * scale / largest;
-          ASSERT_LE(std::abs(kept[i]), scale / largest * 0.50001f);
-        }
+    std::vector<float> kept(200), sent(kept.size());
+    for (int step = 0; step < 300; ++step) {
+      for (size_t i = 0; i < kept.size(); ++i) {
+        sent[i] = kept[i] + std::uniform_real_distribution<float>(-1, 1)(random);
+      }
+      const void* elements = sent.data();
+      const int32_t code = BlockExponent(format, {&elements, 1}, sent.size());
+      const auto scale = static_cast<float>(Scale(code));
+      ASSERT_LE(scale, 18.0f / 7 * 1.01f) << "step " << step;
+      const auto fields = Fields(format, Lanes(format, elements, sent.size(), code, kNearest), sent.size());
+      for (size_t i = 0; i < kept.size(); ++i) {
+        kept[i] = sent[i] - static_cast<float>(fields[i]) * scale / largest;
+        ASSERT_LE(std::abs(kept[i]), scale / largest * 0.50001f);
       }
     }
   }
@@ -205,7 +196,7 @@ TEST(NarrowLanes, residualsStayBounded) {
 
 TEST(NarrowLanes, randomBitsAreIndependent) {
   const WireFormat format{.dtype = DType::kFloat32, .wire = Wire::kInt8, .world_size = 2};
-  const std::vector<float> halves(kBlockElements, 0.5f / 63);
+  const std::vector<float> halves(kMaxBlockElements, 0.5f / 63);
   const SumKey sum{.site = 1, .execution = 2, .step = 3};
   std::vector<std::vector<int64_t>> streams;
   const auto add = [&](const Rank& rank, const SumKey& key, uint64_t block) {
@@ -225,8 +216,8 @@ TEST(NarrowLanes, randomBitsAreIndependent) {
   for (size_t a = 0; a < streams.size(); ++a) {
     for (size_t b = 0; b < a; ++b) {
       int same = 0;
-      for (size_t i = 0; i < kBlockElements; ++i) same += streams[a][i] == streams[b][i];
-      EXPECT_NEAR(same, kBlockElements / 2, 5 * std::sqrt(kBlockElements) / 2) << a << " and " << b;
+      for (size_t i = 0; i < kMaxBlockElements; ++i) same += streams[a][i] == streams[b][i];
+      EXPECT_NEAR(same, kMaxBlockElements / 2, 5 * std::sqrt(kMaxBlockElements) / 2) << a << " and " << b;
     }
   }
 }
@@ -237,11 +228,11 @@ TEST(NarrowLanes, partsOfABlock) {
   for (Wire wire : kWires) {
     const WireFormat format{.dtype = DType::kFloat32, .wire = wire, .world_size = 3};
     const uint32_t each = 32 / BitsOf(wire);
-    const Bytes elements = RandomElements(DType::kFloat32, Kind::kUniform, kBlockElements, random);
-    const std::vector<uint32_t> all = Lanes(format, elements.data(), kBlockElements, 0x3F8, {.key = 9, .block = 7});
+    const Bytes elements = RandomElements(DType::kFloat32, Kind::kUniform, kMaxBlockElements, random);
+    const std::vector<uint32_t> all = Lanes(format, elements.data(), kMaxBlockElements, 0x3F8, {.key = 9, .block = 7});
     for (int round = 0; round < 300; ++round) {
-      const auto first = static_cast<uint32_t>(random() % (kBlockElements / each)) * each;
-      const size_t count = std::min<size_t>(kBlockElements - first, each * (1 + random() % 200));
+      const auto first = static_cast<uint32_t>(random() % (kMaxBlockElements / each)) * each;
+      const size_t count = std::min<size_t>(kMaxBlockElements - first, each * (1 + random() % 200));
       const std::vector<uint32_t> part =
           Lanes(format, &elements[4 * first], count, 0x3F8, {.key = 9, .block = 7, .first = first});
       ASSERT_TRUE(std::equal(part.begin(), part.end(), all.begin() + first / each));
@@ -296,13 +287,13 @@ TEST(NarrowLanes, goldenBits) {
   for (Wire wire : kWires) {
     for (DType dtype : kNarrow) {
       const WireFormat format{.dtype = dtype, .wire = wire, .world_size = 2};
-      const Bytes elements = RandomElements(dtype, Kind::kUniform, kBlockElements, random);
+      const Bytes elements = RandomElements(dtype, Kind::kUniform, kMaxBlockElements, random);
       const void* input = elements.data();
-      const int32_t code = BlockExponent(format, {&input, 1}, kBlockElements);
-      Bytes lanes(4 * LaneCount(format, kBlockElements)), out(elements.size());
-      EncodeLanes(format, {&input, 1}, kBlockElements, code, lanes.data(), {.key = 1, .block = 2});
+      const int32_t code = BlockExponent(format, {&input, 1}, kMaxBlockElements);
+      Bytes lanes(4 * LaneCount(format, kMaxBlockElements)), out(elements.size());
+      EncodeLanes(format, {&input, 1}, kMaxBlockElements, code, lanes.data(), {.key = 1, .block = 2});
       void* output = out.data();
-      DecodeLanes(format, lanes.data(), kBlockElements, code, {&output, 1});
+      DecodeLanes(format, lanes.data(), kMaxBlockElements, code, {&output, 1});
       for (uint8_t byte : lanes) hash = (hash ^ byte) * 0x100000001B3;
       for (uint8_t byte : out) hash = (hash ^ byte) * 0x100000001B3;
     }

@@ -78,7 +78,7 @@ TEST(Residuals, ofWhatIsNotFiniteAreZero) {
 }
 
 // Three ranks of two devices each sum in place, some elements of some ranks being infinite: what they gave, less what
-// they kept back, is what all of them get. Large sums have segments, small ones guess their exponents.
+// they kept back, is what all of them get. Large sums have segments, small ones are precise.
 TEST(Residuals, andSumsAreWhatAllRanksGave) {
   constexpr uint32_t kRanks = 3, kDevices = 2;
   for (const uint64_t elements : {100u, 50'000u}) {
@@ -126,7 +126,7 @@ TEST(Residuals, andSumsAreWhatAllRanksGave) {
         }
         ASSERT_EQ(buffers[leaf][k], static_cast<float>(sent)) << "leaf " << leaf << " element " << k;
       }
-      EXPECT_EQ(any, leaf == 0);
+      EXPECT_EQ(any, elements > 720 && leaf == 0);  // small sums are precise: they keep nothing back
     }
     EXPECT_EQ(buffers[0][5], HUGE_VALF);
     EXPECT_EQ(kept[0][5], 0);

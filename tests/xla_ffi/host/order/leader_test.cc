@@ -18,7 +18,7 @@ class LeaderTest : public testing::Test {
         SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
     Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
     sum.ready_elements = ready;
-    return sums_.Add(std::make_unique<ElementPass>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
+    return sums_.Add(std::make_unique<ElementPass>(std::move(sum), PlanLimits{.lanes_per_chunk = 256, .window = 1024},
                                                    Rank{.world_size = 2}, /*started_us=*/0));
   }
   void Place(SumPass& sum) {

@@ -13,6 +13,7 @@
 namespace passing {
 namespace {
 
+constexpr PlanLimits kLimits{.lanes_per_chunk = 256, .window = 1024};
 constexpr uint32_t kChunks = 90;  // of each segment
 
 class OrderLogTest : public testing::Test {
@@ -22,8 +23,7 @@ class OrderLogTest : public testing::Test {
     auto shape = std::make_shared<SumShape>(
         SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
     Sum sum{.key = {.site = site}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
-    log_.Issue(std::make_unique<ElementPass>(std::move(sum), /*lanes_per_chunk=*/256, /*window=*/1024,
-                                             Rank{.world_size = 2}, /*started_us=*/0));
+    log_.Issue(std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{.world_size = 2}, /*started_us=*/0));
     return *log_.sums().Find({.site = site});
   }
   // Returns the index of the entry.
@@ -43,7 +43,7 @@ class OrderLogTest : public testing::Test {
   }
 
   LastExponents last_exponents_;
-  OrderLog log_{last_exponents_};
+  OrderLog log_{last_exponents_, Rank{.world_size = 2}};
   uint64_t next_index_ = 7;  // the log of a host that has sums behind it
   uint64_t next_position_ = 1000;
 };
@@ -83,7 +83,7 @@ TEST_F(OrderLogTest, linesArePreparedWhenTheirElementsCome) {
       SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {2 * uint64_t{kSegmentLanes}}});
   Sum sum{.key = {.site = 1}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
   sum.ready_elements = kSegmentLanes;
-  log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, Rank{.world_size = 2}, /*started_us=*/0));
+  log_.Issue(std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{.world_size = 2}, /*started_us=*/0));
   Issue(2, 1);
   const uint64_t first = Append(1, 0), late = Append(1, 1), other = Append(2, 0);
   EXPECT_TRUE(log_.Prepare(log_.WithIndex(first)));
@@ -158,12 +158,19 @@ TEST_F(OrderLogTest, aSumEndsWithTheLastOfItsLines) {
 }
 
 TEST_F(OrderLogTest, smallSumsGuessTheExponentsThatTheirSiteHadLast) {
-  last_exponents_.Remember(4, std::vector<int32_t>{5});
-  float data = 1;  // its own exponent is 1
+  last_exponents_.Remember({.site = 4}, std::vector<int32_t>{5});
   auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {1}});
-  for (const uint64_t site : {4, 6}) {
+  const struct {
+    uint64_t site;
+    float element;
+    int32_t sent_at;
+  } cases[] = {{4, 1, 5 + LastExponents::kGuessRoom},
+               {6, 1, LastExponents::kFirstGuess},  // nothing is known of this site
+               {7, 1000, 10}};                      // too large for that guess: its own exponent
+  for (const auto& [site, element, sent_at] : cases) {
+    float data = element;
     Sum sum{.key = {.site = site}, .shape = shape, .inputs = {&data}, .outputs = {&data}};
-    log_.Issue(std::make_unique<ElementPass>(std::move(sum), 256, 1024, Rank{.world_size = 2}, 0));
+    log_.Issue(std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{.world_size = 2}, 0));
     const SumPass* issued = log_.sums().Find({.site = site});
     const Segment& segment = issued->plan().segment(0);
     ASSERT_TRUE(segment.guesses());
@@ -171,7 +178,7 @@ TEST_F(OrderLogTest, smallSumsGuessTheExponentsThatTheirSiteHadLast) {
     ASSERT_EQ(placed.sum, issued);
     for (uint32_t chunk = 0; chunk < segment.chunk_count(); ++chunk) {
       if (!segment.CarriesGuessedData(chunk)) continue;
-      EXPECT_EQ(placed.exponents.Sending(segment, chunk).front(), site == 4 ? 5 : 1);
+      EXPECT_EQ(placed.exponents.Sending(segment, chunk).front(), sent_at);
     }
   }
 }

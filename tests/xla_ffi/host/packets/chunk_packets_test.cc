@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -36,12 +37,13 @@ struct SmallSum {
                  SumShape{.site_name = "x", .dtype = dtype, .leaf_elements = {elements.size()}, .op = op}),
              .inputs = {elements.data()},
              .outputs = {elements.data()}},
-            kJob.lanes_per_chunk, /*window=*/128, Rank{.world_size = kJob.world_size}, /*started_us=*/0) {
+            {.lanes_per_chunk = kJob.lanes_per_chunk, .window = 128}, Rank{.world_size = kJob.world_size},
+            /*started_us=*/0) {
     const Segment& segment = sum.plan().segment(0);
     placed.entry = {
         .id = {}, .chunk_count = segment.chunk_count(), .segment_count = 1, .first_position = first_position};
     placed.sum = &sum;
-    placed.exponents = SegmentExponents(segment, sum.Exponents(segment), {});
+    placed.exponents = SegmentExponents(segment, sum.Exponents(segment), kJob.rank, kJob.world_size);
   }
   uint32_t exponent_chunk() const { return placed.segment().exponents_at; }
   uint32_t data_chunk() const {  // the first
@@ -87,9 +89,10 @@ TEST(ChunkPackets, exponentsAndMaximaAreMaximised) {
   const ChunkPackets packets(kJob);
   const SmallSum<float> floats(DType::kFloat32, {1, 2, 3}, 0);
   EXPECT_EQ(packets.HeaderOf(floats.placed, floats.exponent_chunk()).lane_format, wire::LaneFormat::kMaxInt32);
-  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.exponent_chunk()).element_count, kGuessLanes);
+  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.exponent_chunk()).element_count,
+            3 * kNumbersPerBlock + kGuessNumbers);
   EXPECT_EQ(packets.HeaderOf(floats.placed, floats.data_chunk()).lane_format, wire::LaneFormat::kSumInt32);
-  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.data_chunk()).element_count, 3);
+  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.data_chunk()).element_count, 3 * 2);
   const SmallSum<int32_t> maxima(DType::kInt32, {1}, 0, Op::kMax);
   EXPECT_EQ(packets.HeaderOf(maxima.placed, 0).lane_format, wire::LaneFormat::kMaxInt32);
 }
@@ -100,9 +103,10 @@ TEST(ChunkPackets, writesTheExponentsOfTheBlocks) {
   std::vector<uint8_t> packet(wire::kMaxPacketBytes);
   packets.Write(sum.placed, sum.exponent_chunk(), packet.data());
   const uint8_t* lanes = &packet[wire::kHeaderBytes];
-  EXPECT_EQ(wire::LoadLane(lanes, 0), 3u);                         // 6 < 2^3
-  EXPECT_EQ(wire::LoadLane(lanes, 1), 3u);                         // guessed, as nothing is known of the site,
-  EXPECT_EQ(wire::LoadLane(lanes, 2), static_cast<uint32_t>(-3));  // and its negative
+  const int32_t expected[] = {2 * 1 + 1, -3, 2 * 3 + 1, -7, 2 * 2 + 1, -5};  // 1 < 2^1, 6 < 2^3, |-3| < 2^2; of rank 1
+  for (size_t i = 0; i < std::size(expected); ++i) {
+    EXPECT_EQ(static_cast<int32_t>(wire::LoadLane(lanes, i)), expected[i]) << i;
+  }
 }
 
 TEST(ChunkPackets, onlyTheDataOfFloatsMayBeFlagged) {
@@ -137,14 +141,13 @@ TEST(ChunkPackets, anyAlteredBitOfAClassIsSeen) {
                 SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}}),
             .inputs = {elements.data()},
             .outputs = {elements.data()}};
-    auto first = std::make_unique<ElementPass>(std::move(sum), job.lanes_per_chunk, /*window=*/64, Rank{},
-                                               /*started_us=*/0);
+    auto first = std::make_unique<ElementPass>(std::move(sum), packets.limits(), Rank{}, /*started_us=*/0);
     const Segment& segment = first->plan().segment(0);
     const uint32_t data_chunk = segment.exponents_at == 0 ? 1 : 0;
     std::vector<uint8_t> lanes(4 * job.lanes_per_chunk);
     const uint8_t flags = first->Encode(segment, data_chunk, first->Exponents(segment), lanes.data());
     first->Decode(segment, data_chunk, first->Exponents(segment), lanes.data(), flags);
-    const auto second = first->NextPass(job.lanes_per_chunk, /*window=*/64);
+    const auto second = first->NextPass(packets.limits());
     ASSERT_NE(second, nullptr);
     PlacedSegment placed;
     placed.entry = {.id = {}, .chunk_count = 1, .segment_count = 1, .first_position = 5};

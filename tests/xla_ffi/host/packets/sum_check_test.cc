@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <random>
 #include <vector>
@@ -144,22 +146,34 @@ TEST(SumCheck, anotherPositionExponentsKeyOrFlags) {
   EXPECT_FALSE(holds(SumCheck(key, 0, 2), kFloats, ranks.flags()));
 }
 
-TEST(SumCheck, exponents) {
+TEST(SumCheck, numbersOfExponentChunks) {
   const SumCheck one(kKey, 0, 2), other(kKey, 1, 2);
   std::mt19937_64 random(1);
-  auto below = std::numeric_limits<int32_t>::min();  // sealed, they are in the same order
-  for (const int32_t exponent : {kNoExponent, -1100, -1, 0, 1, 1030, -kNoExponent}) {
-    const uint32_t sealed = one.SealExponent(77, 3, exponent);
-    EXPECT_EQ(other.SealExponent(77, 3, exponent), sealed);
-    EXPECT_EQ(other.OpenExponent(77, 3, sealed), exponent);
-    EXPECT_FALSE(other.OpenExponent(78, 3, sealed));
-    EXPECT_FALSE(other.OpenExponent(77, 2, sealed));
-    for (int bit = 0; bit < 32; ++bit) EXPECT_FALSE(other.OpenExponent(77, 3, sealed ^ 1u << bit)) << bit;
-    EXPECT_LT(below, static_cast<int32_t>(sealed));
-    below = static_cast<int32_t>(sealed);
+  constexpr int32_t kLimit = 1 << (SumCheck::kNumberBits - 1);
+  int32_t below[SumCheck::kNumberLanes];  // sealed, they are in the same order
+  std::fill(std::begin(below), std::end(below), std::numeric_limits<int32_t>::min());
+  for (const int32_t number : {-kLimit, -1'100'000, -1, 0, 1, 1'050'000, kLimit - 1}) {
+    Lanes sealed(4 * SumCheck::kNumberLanes), again(sealed);
+    one.SealNumber(77, 3, number, sealed.data());
+    other.SealNumber(77, 3, number, again.data());
+    EXPECT_EQ(again, sealed);
+    EXPECT_EQ(other.OpenNumber(77, 3, sealed.data()), number);
+    EXPECT_FALSE(other.OpenNumber(78, 3, sealed.data()));
+    EXPECT_FALSE(other.OpenNumber(77, 2, sealed.data()));
+    for (size_t bit = 0; bit < 8 * sealed.size(); ++bit) {
+      Lanes changed = sealed;
+      changed[bit / 8] ^= 1 << bit % 8;
+      EXPECT_FALSE(other.OpenNumber(77, 3, changed.data())) << bit;
+    }
+    for (uint32_t lane = 0; lane < SumCheck::kNumberLanes; ++lane) {
+      const auto at = static_cast<int32_t>(wire::LoadLane(sealed.data(), lane));
+      EXPECT_LE(below[lane], at);
+      below[lane] = at;
+    }
   }
   for (int trial = 0; trial < 1000; ++trial) {
-    EXPECT_FALSE(one.OpenExponent(77, 3, static_cast<uint32_t>(random())));
+    const uint64_t any = random();
+    EXPECT_FALSE(one.OpenNumber(77, 3, reinterpret_cast<const uint8_t*>(&any)));
   }
 }
 

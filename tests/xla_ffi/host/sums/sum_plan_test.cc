@@ -13,19 +13,21 @@ SumShape Shape(DType dtype, std::vector<uint64_t> leaves) {
 }
 
 TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
-  const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), 360, 256, /*world_size=*/2);
+  const SumPlan plan(Shape(DType::kFloat32, {uint64_t{1} << 28}), {.lanes_per_chunk = 360, .window = 256},
+                     /*world_size=*/2);
   EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 23039) / 23040);
   EXPECT_EQ(plan.segment(0).cell_count, 23040u);
-  EXPECT_EQ(plan.segment(0).block_count, 16u);
+  EXPECT_EQ(plan.segment(0).block_count, 90u);
   EXPECT_EQ(plan.segment(0).exponent_chunks, 1u);
   EXPECT_EQ(plan.segment(0).data_chunks, 64u);
 }
 
 TEST(SumPlan, twoBFloat16ShareALane) {
-  const SumPlan plan(Shape(DType::kBFloat16, {uint64_t{1} << 28}), 360, 256, /*world_size=*/2);
+  const SumPlan plan(Shape(DType::kBFloat16, {uint64_t{1} << 28}), {.lanes_per_chunk = 360, .window = 256},
+                     /*world_size=*/2);
   EXPECT_EQ(plan.segment_count(), ((uint64_t{1} << 28) + 46079) / 46080);
   EXPECT_EQ(plan.segment(0).cell_count, 46080u);
-  EXPECT_EQ(plan.segment(0).block_count, 32u);
+  EXPECT_EQ(plan.segment(0).block_count, 180u);
   EXPECT_EQ(plan.segment(0).exponent_chunks, 1u);
   EXPECT_EQ(plan.segment(0).data_chunks, 64u);
   EXPECT_EQ(plan.DataRange(plan.segment(0), 1).count, 720u);
@@ -34,23 +36,23 @@ TEST(SumPlan, twoBFloat16ShareALane) {
 
 // A leaf of odd size has its last lane for itself, so that its bits don't depend on the leaves beside it.
 TEST(SumPlan, noLaneBelongsToTwoLeaves) {
-  const SumPlan plan(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*world_size=*/2);
+  const SumPlan plan(Shape(DType::kBFloat16, {3, 1, 1441, 2}), {.lanes_per_chunk = 3, .window = 256}, /*world_size=*/2);
   ASSERT_EQ(plan.segment_count(), 1u);
   EXPECT_EQ(plan.segment(0).cell_count, 4u + 2u + 1442u + 2u);
-  EXPECT_EQ(plan.segment(0).block_count, 5u);
-  EXPECT_EQ(plan.Block(3).count, 1u);
+  EXPECT_EQ(plan.segment(0).block_count, 2u + 1u + 91u + 1u);
+  EXPECT_EQ(plan.Block(1).count, 1u);
   std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
   plan.ForEachRun(
       0, 10, [&](const ElementRun& run) { runs.emplace_back(run.leaf, run.first, run.count, run.block, run.offset); });
-  const decltype(runs) expected = {{0, 0, 3, 0, 0}, {1, 0, 1, 1, 4}, {2, 0, 4, 2, 6}};
+  const decltype(runs) expected = {{0, 0, 2, 0, 0}, {0, 2, 1, 1, 2}, {1, 0, 1, 2, 4}, {2, 0, 4, 3, 6}};
   EXPECT_EQ(runs, expected);
 }
 
 // As where the classes of a narrow wire's elements travel, one a lane, in chunks that end within a leaf's padding.
 TEST(SumPlan, paddingHasNoElements) {
-  SumShape shape = Shape(DType::kFloat32, {1, 9});
+  SumShape shape = Shape(DType::kFloat32, {1, 9, 1000});
   shape.wire = Wire::kInt4;
-  const SumPlan plan(shape, 3, 256, /*world_size=*/2);
+  const SumPlan plan(shape, {.lanes_per_chunk = 3, .window = 256}, /*world_size=*/2);
   for (uint64_t first = 0; first < 24; ++first) {
     for (uint64_t end = first + 1; end <= 24; ++end) {
       uint64_t count = 0;
@@ -64,16 +66,17 @@ TEST(SumPlan, paddingHasNoElements) {
 }
 
 TEST(SumPlan, elementsBeforeACell) {
-  const SumPlan pairs(Shape(DType::kBFloat16, {3, 1, 1441, 2}), 3, 256, /*world_size=*/2);
+  const SumPlan pairs(Shape(DType::kBFloat16, {3, 1, 1441, 2}), {.lanes_per_chunk = 3, .window = 256},
+                      /*world_size=*/2);
   const std::vector<std::pair<uint64_t, uint64_t>> expected = {{0, 0}, {2, 2},       {3, 3},       {4, 3},      {5, 4},
                                                                {6, 4}, {1446, 1444}, {1448, 1445}, {1450, 1447}};
   for (const auto& [cell, elements] : expected) EXPECT_EQ(pairs.ElementsBefore(cell), elements) << cell;
-  const SumPlan plan(Shape(DType::kFloat32, {10, 20}), 360, 256, /*world_size=*/2);
+  const SumPlan plan(Shape(DType::kFloat32, {10, 20}), {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2);
   for (uint64_t cell = 0; cell <= 30; ++cell) EXPECT_EQ(plan.ElementsBefore(cell), cell);
 }
 
 TEST(SumPlan, integersNeedNoExponents) {
-  const SumPlan plan(Shape(DType::kInt64, {10'000}), 64, 256, /*world_size=*/2);
+  const SumPlan plan(Shape(DType::kInt64, {10'000}), {.lanes_per_chunk = 64, .window = 256}, /*world_size=*/2);
   EXPECT_EQ(plan.DataRange(plan.segment(0), 0).count, 21u);
   for (uint32_t i = 0; i < plan.segment_count(); ++i) EXPECT_EQ(plan.segment(i).exponent_chunks, 0u);
   EXPECT_EQ(plan.segment_count(), 2u);  // 23,040 / 3 = 7,680 elements a segment
@@ -82,9 +85,9 @@ TEST(SumPlan, integersNeedNoExponents) {
 // Maxima are cut as sums are, and need no exponents to be compared.
 TEST(SumPlan, maximaAreOfInt32Alone) {
   SumShape shape = Shape(DType::kInt32, {50'000, 1});
-  const SumPlan sums(shape, 360, 256, /*world_size=*/2);
+  const SumPlan sums(shape, {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2);
   shape.op = Op::kMax;
-  const SumPlan maxima(shape, 360, 256, /*world_size=*/2);
+  const SumPlan maxima(shape, {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2);
   ASSERT_EQ(maxima.segment_count(), sums.segment_count());
   for (uint32_t i = 0; i < maxima.segment_count(); ++i) {
     EXPECT_EQ(maxima.segment(i).data_chunks, sums.segment(i).data_chunks);
@@ -92,41 +95,65 @@ TEST(SumPlan, maximaAreOfInt32Alone) {
   }
   for (const DType dtype : {DType::kUint32, DType::kInt8, DType::kInt64, DType::kFloat32}) {
     shape.dtype = dtype;
-    EXPECT_DEATH(SumPlan(shape, 360, 256, /*world_size=*/2), "kInt32") << static_cast<int>(dtype);
+    EXPECT_DEATH(SumPlan(shape, {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2), "kInt32")
+        << static_cast<int>(dtype);
   }
 }
 
 TEST(SumPlan, aThousandScalarLeavesHaveABlockEach) {
-  const SumPlan plan(Shape(DType::kFloat32, std::vector<uint64_t>(1000, 1)), 256, 256, /*world_size=*/2);
+  const SumPlan plan(Shape(DType::kFloat32, std::vector<uint64_t>(1000, 1)), {.lanes_per_chunk = 256, .window = 256},
+                     /*world_size=*/2);
   ASSERT_EQ(plan.segment_count(), 1u);
   EXPECT_EQ(plan.segment(0).block_count, 1000u);
-  EXPECT_EQ(plan.segment(0).exponent_chunks, 4u);
+  EXPECT_EQ(plan.segment(0).exponent_chunks, 8u);
   EXPECT_EQ(plan.Block(17).leaf, 17u);
 }
 
 TEST(SumPlan, onlySmallSumsOfFewBlocksGuessTheirExponents) {
   const auto repeats = [](DType dtype, std::vector<uint64_t> leaves, uint32_t lanes_per_chunk, uint32_t slot_count) {
-    return SumPlan(Shape(dtype, std::move(leaves)), lanes_per_chunk, slot_count, /*world_size=*/2)
+    return SumPlan(Shape(dtype, std::move(leaves)), {.lanes_per_chunk = lanes_per_chunk, .window = slot_count},
+                   /*world_size=*/2)
         .segment(0)
         .repeat_chunks;
   };
   EXPECT_EQ(repeats(DType::kFloat32, {1}, 360, 256), 1u);
-  EXPECT_EQ(repeats(DType::kFloat32, {1440}, 360, 256), 4u);
-  EXPECT_EQ(repeats(DType::kFloat32, {1441}, 360, 256), 0u);
+  EXPECT_EQ(repeats(DType::kFloat32, {720}, 360, 256), 4u);
+  EXPECT_EQ(repeats(DType::kFloat32, {721}, 360, 256), 0u);
+  EXPECT_EQ(repeats(DType::kBFloat16, {720}, 360, 256), 4u);
+  EXPECT_EQ(repeats(DType::kFloat64, {480}, 360, 256), 4u);
+  EXPECT_EQ(repeats(DType::kFloat64, {481}, 360, 256), 0u);
   EXPECT_EQ(repeats(DType::kInt32, {1}, 360, 256), 0u);
-  EXPECT_EQ(repeats(DType::kFloat32, std::vector<uint64_t>(120, 1), 360, 256), 1u);
-  EXPECT_EQ(repeats(DType::kFloat32, std::vector<uint64_t>(121, 1), 360, 256), 0u);  // two exponent chunks
-  EXPECT_EQ(repeats(DType::kFloat32, {1440}, 360, 8), 0u);  // 1 + 2 x 4 chunks don't fit into the window
+  EXPECT_EQ(repeats(DType::kFloat32, std::vector<uint64_t>(178, 1), 360, 256), 1u);
+  EXPECT_EQ(repeats(DType::kFloat32, std::vector<uint64_t>(179, 1), 360, 256), 0u);  // two exponent chunks
+  EXPECT_EQ(repeats(DType::kFloat32, {720}, 360, 8), 0u);  // 1 + 2 x 4 chunks don't fit into the window
+}
+
+// Their bits don't depend on packets: those that guess and those that can't are cut into the same blocks and lanes.
+TEST(SumPlan, smallSumsArePreciseWhateverTheirPackets) {
+  for (const auto& [elements, precise] : {std::pair{720u, true}, {721u, false}}) {
+    for (const uint32_t lanes : {8u, 64u, 360u}) {
+      for (const Wire wire : {Wire::kFull, Wire::kInt8}) {
+        SumShape shape = Shape(DType::kFloat32, {elements});
+        shape.wire = wire;
+        const SumPlan plan(shape, {.lanes_per_chunk = lanes, .window = 256}, /*world_size=*/2);
+        EXPECT_EQ(plan.format().precise, precise);
+        EXPECT_EQ(plan.format().is_narrow(), !precise && wire == Wire::kInt8);
+        EXPECT_EQ(plan.BlockElementsOf(0), plan.format().is_narrow() ? kMaxBlockElements : 8u);
+      }
+    }
+  }
 }
 
 // The longer packet goes first, so that the kernel takes both in one send; every chunk still has one meaning.
 TEST(SumPlan, guessedDataStandsOnOneSideOfItsExponents) {
-  const Segment scalar = SumPlan(Shape(DType::kFloat32, {1}), 360, 256, /*world_size=*/2).segment(0);
+  const Segment scalar =
+      SumPlan(Shape(DType::kFloat32, {1}), {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2).segment(0);
   EXPECT_TRUE(scalar.CarriesExponents(0));
   EXPECT_TRUE(scalar.CarriesGuessedData(1));
   EXPECT_FALSE(scalar.CarriesGuessedData(2));
 
-  const Segment kilobyte = SumPlan(Shape(DType::kFloat32, {500}), 360, 256, /*world_size=*/2).segment(0);
+  const Segment kilobyte =
+      SumPlan(Shape(DType::kFloat32, {300}), {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2).segment(0);
   ASSERT_EQ(kilobyte.chunk_count(), 5u);
   EXPECT_TRUE(kilobyte.CarriesExponents(2));
   const uint32_t data[] = {0, 1, 0, 1};
@@ -147,7 +174,7 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
     SumShape shape = Shape(dtypes[random() % 3], leaves);
     if (MayBeNarrow(shape.dtype)) shape.wire = wires[random() % 4];
     const uint32_t lanes_per_chunk[] = {3, 7, 64, 360};
-    const SumPlan plan(shape, lanes_per_chunk[random() % 4], 256, /*world_size=*/2);
+    const SumPlan plan(shape, {.lanes_per_chunk = lanes_per_chunk[random() % 4], .window = 256}, /*world_size=*/2);
     const uint64_t together = LaneGroupOf(plan.format()).elements;
     const auto cells = [&](uint64_t elements) { return (elements + together - 1) / together * together; };
     uint64_t cell = 0;
@@ -199,12 +226,12 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
 }
 
 TEST(SumPlan, runsOfAChunkEndAtLeavesAndBlocks) {
-  const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), 360, 256, /*world_size=*/2);
+  const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2);
   std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;
-  plan.ForEachRun(1400, 105, [&](const ElementRun& run) {
+  plan.ForEachRun(1474, 28, [&](const ElementRun& run) {
     runs.emplace_back(run.leaf, run.first, run.count, run.block, run.offset);
   });
-  const decltype(runs) expected = {{0, 1400, 40, 0, 0}, {0, 1440, 60, 1, 40}, {1, 0, 5, 2, 100}};
+  const decltype(runs) expected = {{0, 1474, 14, 92, 0}, {0, 1488, 12, 93, 14}, {1, 0, 1, 94, 26}, {1, 1, 1, 95, 27}};
   EXPECT_EQ(runs, expected);
 }
 

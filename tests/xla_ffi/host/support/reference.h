@@ -112,9 +112,9 @@ inline Bytes MaximaOf(const SumShape& shape, const std::vector<HostBuffers>& hos
 // Leaf by leaf and block by block. `key` and the seed 0 name the random bits.
 inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<HostBuffers>& hosts, const SumKey& key) {
   const auto world_size = static_cast<uint32_t>(hosts.size());
-  const WireFormat format{.dtype = shape.dtype, .wire = shape.wire, .world_size = world_size};
-  uint64_t blocks = 0, block = 0;
-  for (uint64_t elements : shape.leaf_elements) blocks += (elements + kBlockElements - 1) / kBlockElements;
+  WireFormat format{.dtype = shape.dtype, .wire = shape.wire, .world_size = world_size};
+  format.precise = IsFloat(shape.dtype) && ElementsOf(shape) <= (shape.dtype == DType::kFloat64 ? 480 : 720);
+  uint64_t block = 0;
   std::vector<Bytes> leaves;
   for (size_t leaf = 0; leaf < shape.leaf_elements.size(); ++leaf) {
     const uint64_t elements = shape.leaf_elements[leaf];
@@ -123,8 +123,9 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Hos
       continue;
     }
     Bytes out(elements * SizeOf(shape.dtype));
-    for (uint64_t first = 0; first < elements; first += kBlockElements, ++block) {
-      const size_t count = std::min<uint64_t>(kBlockElements, elements - first);
+    const uint32_t block_elements = BlockElements(format, elements);
+    for (uint64_t first = 0; first < elements; first += block_elements, ++block) {
+      const size_t count = std::min<uint64_t>(block_elements, elements - first);
       const auto inputs = [&](const HostBuffers& host) {
         std::vector<const void*> pointers;
         for (uint32_t device = 0; device < shape.device_count; ++device) {
@@ -134,11 +135,14 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Hos
         return pointers;
       };
       int32_t exponent = kNoExponent;
+      size_t ranks_with_some = 0;
       for (const HostBuffers& host : hosts) {
         if (!IsFloat(shape.dtype)) break;
-        exponent = std::max(exponent, BlockExponent(format, inputs(host), count));
+        const int32_t own = BlockExponent(format, inputs(host), count);
+        exponent = std::max(exponent, own);
+        ranks_with_some += own != kNoExponent;
       }
-      if (format.is_narrow() && blocks <= 4) exponent = PowerOfTwoCode(exponent);
+      if (ranks_with_some == 1 && !format.is_narrow()) exponent = kMovedBits;
       const size_t lane_count = LaneCount(format, count);
       std::vector<uint32_t> lanes(lane_count);
       std::vector<uint32_t> classes(count);
@@ -158,7 +162,7 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Hos
       for (size_t i = 0; i < lane_count; ++i) wire::StoreLane(summed.data(), i, lanes[i]);
       void* output = out.data() + first * SizeOf(shape.dtype);
       DecodeLanes(format, summed.data(), count, exponent, {&output, 1});
-      if (flags != 0) ApplyClasses(shape.dtype, classes, {&output, 1});
+      if (flags != 0 && exponent != kMovedBits) ApplyClasses(shape.dtype, classes, {&output, 1});
     }
     leaves.push_back(std::move(out));
   }
