@@ -10,7 +10,11 @@ from collections.abc import Callable, Sequence
 from star_network import SWITCH
 from star_running import Contender, Running
 
-from jax_passing.collective.primitives.planner import TCP_WIRE_BYTES_PER_BYTE, UDP_WIRE_BYTES_PER_BYTE
+from jax_passing.collective.primitives.planner import (
+    TCP_WIRE_BYTES_PER_BYTE,
+    UDP_FRAME_BYTES_PER_BYTE,
+    UDP_WIRE_BYTES_PER_BYTE,
+)
 from jax_passing.for_jax import environment
 from jax_passing.protocol import keys
 
@@ -28,8 +32,7 @@ def once(hosts: int, devices: int) -> float:
 def narrow(bits: int) -> Callable[[int, int], float]:
     """Every link carries float32 with so many bits once, and 4 bytes for each block, in each direction."""
     part = bits / 32
-    frames = UDP_WIRE_BYTES_PER_BYTE / (1 + 4 / (4 * 1440))
-    return lambda hosts, devices: frames * (part + 4 / (4 * 1440))
+    return lambda hosts, devices: UDP_FRAME_BYTES_PER_BYTE * (part + 4 / (4 * 1440))
 
 
 def once_a_device(hosts: int, devices: int) -> float:

@@ -90,7 +90,15 @@ class Joining:
             if rank >= met.survivors:
                 self._step = None  # what it has is of another time
         self._point = point
-        self._join(dataclasses.replace(settings, switch=meeting.points[point], rank=rank, world_size=world_size))
+        self._join(
+            dataclasses.replace(
+                settings,
+                switch=meeting.points[point],
+                rank=rank,
+                world_size=world_size,
+                seed=_seed_after(met.step, settings.seed),
+            )
+        )
 
     def on_not_met(self, error: PassingError) -> None:
         self._fail(error)
@@ -128,3 +136,13 @@ class Joining:
             self._meeting.close()
         if self._ranks is not None:
             self._ranks.close()
+
+
+def _seed_after(step: int | None, seed: int) -> int:
+    """Returns the seed of a job whose hosts go on after `step`. Executions are counted from 0 again, so without another
+    seed their random rounding would repeat that of the job's beginning. All hosts know the step, newcomers as well, and
+    it is the same when a run is repeated."""
+    if step is None:
+        return seed
+    odd = 0x9E3779B97F4A7C15  # so that neighbouring seeds have nothing in common at neighbouring steps
+    return (seed + (step + 1) * odd) % 2**63

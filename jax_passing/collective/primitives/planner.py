@@ -29,9 +29,10 @@ NATIVE_BYTES = {
 }  # fmt: skip
 """Bytes that an element takes in `lax.psum` on CPU, which adds bfloat16 up as float32."""
 
-# Packets. Ours: 20 bytes of header on 1,440 of lanes, and 4 bytes of exponent for each block of 1,440 elements. TCP's:
+# Packets. Ours: 20 bytes of header on 1,440 of lanes, and 8 bytes of exponents for each block of 256 float32. TCP's:
 # 1,448 bytes of payload beside 52 of headers with timestamps. Either behind 14 bytes of Ethernet, as tbf counts.
-UDP_WIRE_BYTES_PER_BYTE = (1440 + 20 + 28 + 14) / 1440 * (1 + 4 / (4 * 1440))
+UDP_FRAME_BYTES_PER_BYTE = (1440 + 20 + 28 + 14) / 1440
+UDP_WIRE_BYTES_PER_BYTE = UDP_FRAME_BYTES_PER_BYTE * (1 + 8 / (4 * 256))
 TCP_WIRE_BYTES_PER_BYTE = 1514 / 1448
 
 # Measured on 2 cores of an AMD EPYC (Zen 5) that all hosts and the switch share: docs/reference/benchmarks.md.
