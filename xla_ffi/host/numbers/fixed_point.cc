@@ -57,6 +57,7 @@
 #include <cassert>
 #include <cstring>
 #include <type_traits>
+#include <vector>
 
 #include "host/numbers/float_mode.h"
 #include "host/numbers/formats.h"
@@ -185,7 +186,12 @@ template <typename Format, typename Result>
 void DecodeFloats(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* out) {
   const uint32_t headroom_bits = HeadroomBits(format.world_size);
   if (exponent == kMovedBits) return DecodeMovedAs<Format, Result>(format, lanes, count, out);
-  if (format.precise) return DecodePrecise<Result>(lanes, count, exponent, headroom_bits, out);
+  if (format.precise) {
+    const DType dtype = std::is_same_v<Format, Result>                  ? format.dtype
+                        : std::is_same_v<typename Format::Wide, double> ? DType::kFloat64
+                                                                        : DType::kFloat32;
+    return DecodePrecise(dtype, headroom_bits, lanes, count, exponent, out);
+  }
   if constexpr (std::is_same_v<typename Format::Wide, double>) {
     const Scale scale(exponent, -Shift64(exponent, headroom_bits));
     kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)), out);
@@ -212,7 +218,7 @@ LaneGroup LaneGroupOf(const WireFormat& format) {
   const DType dtype = format.dtype;
   const uint32_t ranks = format.world_size;
   if (format.is_narrow()) return {.elements = 32 / BitsOf(format.wire), .lanes = 1};
-  if (format.precise) return {.elements = 1, .lanes = dtype == DType::kFloat64 ? 3u : 2u};
+  if (format.precise) return {.elements = 1, .lanes = PreciseLanesOf(dtype)};
   if (Narrowed(dtype) == DType::kBFloat16 && IsPacked(format)) return {.elements = 2, .lanes = 1};
   if (SizeOf(dtype) == 1) {
     return {.elements = ranks <= kMaxRanksOfThreeBytes ? 3u : ranks <= kMaxRanksOfBytes ? 2u : 1u, .lanes = 1};
@@ -266,26 +272,15 @@ int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inp
   });
 }
 
-bool AreExact(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent) {
-  const DefaultFloatMode mode;
-  return WithFormat(format.dtype, [&]<typename Format>(Format) -> bool {
-    using Wide = typename Format::Wide;
-    if constexpr (std::is_floating_point_v<Wide>) {
-      const int shift = PreciseShift<Wide>(exponent, HeadroomBits(format.world_size));
-      Scratch<Format> scratch;
-      const void* elements = HostElements<Format>(inputs, count, scratch);
-      for (size_t i = 0; i < count; ++i) {
-        if (!IsExact(kernels::Load<Wide>(elements, i), exponent, shift)) return false;
-      }
-    }
-    return true;
-  });
-}
-
 uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,
                     uint8_t* lanes, const Rounding& rounding) {
   const DefaultFloatMode mode;
   const uint32_t headroom_bits = HeadroomBits(format.world_size);
+  if (format.precise && exponent != kMovedBits) {
+    std::vector<double> elements;
+    AppendHostElements(format.dtype, inputs, count, elements);
+    return EncodePrecise(format.dtype, headroom_bits, elements, exponent, lanes);
+  }
   return WithFormat(format.dtype, [&]<typename Format>(Format) -> uint8_t {
     using Wide = typename Format::Wide;
     Scratch<Format> scratch;
@@ -308,12 +303,6 @@ uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> input
     }
     const void* elements = HostElements<Format>(inputs, count, scratch);
     bool finite = true;
-    if constexpr (std::is_floating_point_v<Wide>) {
-      if (format.precise) {
-        finite = EncodePrecise<Wide>(elements, count, exponent, headroom_bits, lanes);
-        return finite ? 0 : FlagsOf<Wide>(elements, count);
-      }
-    }
     if constexpr (std::is_same_v<Wide, float>) {
       if (format.is_narrow()) {
         finite = WithBits(format.wire, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {

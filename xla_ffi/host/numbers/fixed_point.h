@@ -76,9 +76,6 @@ uint32_t HeadroomBits(uint32_t world_size);
 // or not finite. Codes compare as the numbers do.
 int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inputs, size_t count);
 
-// Do precise lanes of this exponent give back the bits of every host element, whatever the other ranks add?
-bool AreExact(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent);
-
 // Writes LaneCount(format, count) lanes in network order. Integers ignore `exponent`, and all but narrow wires ignore
 // `rounding`. Non-finite elements become 0 and set their wire::Flag in the value returned, but not as moved bits.
 uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,

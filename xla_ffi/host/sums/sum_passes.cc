@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "host/numbers/element_classes.h"
 #include "host/numbers/fixed_point.h"
+#include "host/numbers/float_mode.h"
+#include "host/numbers/precise_lanes.h"
 #include "host/numbers/residuals.h"
+#include "wire/header.h"
 #include "wire/lanes.h"
 #include "wire/sip_hash.h"
 
@@ -42,6 +46,18 @@ ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& 
 
 std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
   std::vector<int32_t> exponents(segment.block_count);
+  if (plan().format().precise) {  // its only segment
+    elements_.clear();
+    elements_.reserve(segment.cell_count);
+    for (uint32_t leaf = 0; leaf < shape().leaf_elements.size(); ++leaf) {
+      const ElementRun all{leaf, 0, static_cast<uint32_t>(shape().leaf_elements[leaf]), 0, 0};
+      AppendHostElements(shape().dtype, buffers()->InputsAt(all), all.count, elements_);
+    }
+    plan().ForEachRun(0, segment.cell_count, [&](const ElementRun& run) {
+      exponents[run.block] = PreciseExponent(ElementsAt(run.offset, run.count));
+    });
+    return exponents;
+  }
   for (uint32_t block = 0; block < segment.block_count; ++block) {
     const ElementRun run = plan().Block(segment.first_block + block);
     exponents[block] = BlockExponent(plan().format(), buffers()->InputsAt(run), run.count);
@@ -50,20 +66,27 @@ std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
 }
 
 bool ElementPass::IsExactAt(const Segment& segment, std::span<const int32_t> exponents) const {
-  for (uint32_t block = 0; block < segment.block_count; ++block) {
-    const ElementRun run = plan().Block(segment.first_block + block);
-    if (!AreExact(plan().format(), buffers()->InputsAt(run), run.count, exponents[block])) return false;
-  }
-  return true;
+  const uint32_t headroom_bits = HeadroomBits(plan().format().world_size);
+  bool exact = true;
+  plan().ForEachRun(0, segment.cell_count, [&](const ElementRun& run) {
+    const std::span<const double> elements = ElementsAt(run.offset, run.count);
+    exact = exact && ArePreciselyExact(shape().dtype, headroom_bits, elements, exponents[run.block]);
+  });
+  return exact;
 }
 
 uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                             uint8_t* lanes) const {
   const ChunkRange range = plan().DataRange(segment, chunk);
+  const uint32_t headroom_bits = HeadroomBits(plan().format().world_size);
   uint8_t flags = 0;
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
-    flags |= EncodeRun(run, exponent, lanes + 4 * size_t{plan().LanesOf(run.offset)});
+    uint8_t* const at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
+    flags |=
+        plan().format().precise && exponent != kMovedBits
+            ? EncodePrecise(shape().dtype, headroom_bits, ElementsAt(range.first + run.offset, run.count), exponent, at)
+            : EncodeRun(run, exponent, at);
   });
   return flags;
 }
@@ -87,6 +110,8 @@ void ElementPass::KeepResiduals(const ElementRun& run, int32_t exponent) const {
 void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                          const uint8_t* lanes, uint8_t flags) {
   const ChunkRange range = plan().DataRange(segment, chunk);
+  const bool plain = flags == 0 && buffers()->sum().residuals.empty();
+  if (plain && plan().format().precise) return DecodePreciseChunk(range, segment, exponents, lanes);
   if (flags != 0) Flag(range);
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
@@ -101,6 +126,39 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
     DecodeLanes(plan().format(), at, run.count, exponent, outputs);
     if (marked) MarkClasses(shape().dtype, {classes.data(), run.count}, outputs[0]);
   });
+}
+
+// Without calls by the block that set modes and find buffers.
+void ElementPass::DecodePreciseChunk(const ChunkRange& range, const Segment& segment,
+                                     std::span<const int32_t> exponents, const uint8_t* lanes) {
+  const DefaultFloatMode mode;
+  const size_t size = SizeOf(shape().dtype);
+  std::array<uint8_t, 4 * wire::kMaxLanes> results;  // an element is no longer than its lanes
+  ElementRun of_leaf{};
+  const auto hand_out = [&] {
+    for (void* output : buffers()->OutputsAt(of_leaf)) {
+      std::memcpy(output, &results[of_leaf.offset * size], of_leaf.count * size);
+    }
+  };
+  plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
+    if (run.offset == 0) {
+      of_leaf = run;
+    } else if (run.leaf == of_leaf.leaf) {
+      of_leaf.count += run.count;
+    } else {
+      hand_out();
+      of_leaf = run;
+    }
+    const int32_t exponent = exponents[run.block - segment.first_block];
+    const uint8_t* const at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
+    void* result = &results[run.offset * size];
+    if (exponent == kMovedBits) {
+      DecodeLanes(plan().format(), at, run.count, exponent, {&result, 1});
+    } else {
+      DecodePrecise(shape().dtype, HeadroomBits(plan().format().world_size), at, run.count, exponent, result);
+    }
+  });
+  hand_out();
 }
 
 void ElementPass::NoteMoved(uint64_t block) {

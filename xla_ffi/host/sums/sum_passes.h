@@ -45,11 +45,18 @@ class ElementPass final : public SumPass {
   }
   void Flag(const ChunkRange& range);
   void NoteMoved(uint64_t block);
+  // Host elements of a precise sum, from this one on.
+  std::span<const double> ElementsAt(uint64_t first, uint32_t count) const {
+    return std::span(elements_).subspan(first, count);
+  }
+  void DecodePreciseChunk(const ChunkRange& range, const Segment& segment, std::span<const int32_t> exponents,
+                          const uint8_t* lanes);
   // The same for one run: as Encode does, and what it keeps back.
   uint8_t EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const;
   void KeepResiduals(const ElementRun& run, int32_t exponent) const;
 
   const uint64_t rounding_key_;
+  mutable std::vector<double> elements_;  // of a precise sum, once its exponents were asked for
   // The first cell and the end of each stretch of flagged chunks. The classes of their elements are kept in the
   // elements themselves (MarkClasses): all of a sum may be flagged, and the memory beyond the caller's is bounded.
   std::map<uint64_t, uint64_t> flagged_;

@@ -20,6 +20,8 @@ constexpr DType kFloats[] = {DType::kFloat16, DType::kBFloat16, DType::kFloat32,
 class PreciseWorldSize : public testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(PreciseLanes, PreciseWorldSize, testing::ValuesIn(kWorldSizes));
 
+__extension__ typedef __int128 Int128;
+
 int UnitOf(DType dtype, int32_t exponent, uint32_t headroom_bits) {
   const int h = static_cast<int>(headroom_bits);
   return dtype == DType::kFloat64 ? std::max(exponent - (92 - 3 * h), -1074) : std::max(exponent - (61 - 2 * h), -149);
@@ -101,6 +103,12 @@ TEST(PreciseLanes, aNumberIsNotLostBesideItsNeighbours) {
 }
 
 // At a guess that is exact for all ranks a sum has the bits that it has at the true exponent.
+bool AreExact(DType dtype, uint32_t ranks, const void* element, int32_t exponent) {
+  std::vector<double> elements;
+  AppendHostElements(dtype, {&element, 1}, 1, elements);
+  return ArePreciselyExact(dtype, HeadroomBits(ranks), elements, exponent);
+}
+
 TEST(PreciseLanes, exactGuessesGiveTheSameBits) {
   std::mt19937_64 random(5);
   for (DType dtype : kFloats) {
@@ -133,8 +141,7 @@ TEST(PreciseLanes, exactGuessesGiveTheSameBits) {
         };
         bool all = true;
         for (const Bytes& element : elements) {
-          const void* input = element.data();
-          all = all && AreExact(format, {&input, 1}, 1, guess);
+          all = all && AreExact(dtype, ranks, element.data(), guess);
         }
         (all ? exact : inexact) += 1;
         if (!all) continue;
@@ -147,11 +154,7 @@ TEST(PreciseLanes, exactGuessesGiveTheSameBits) {
 }
 
 TEST(PreciseLanes, whatAnIntegerDoesNotKeepIsNotExact) {
-  const WireFormat format{.dtype = DType::kFloat32, .world_size = 2, .precise = true};
-  const auto exact = [&](float x, int32_t exponent) {
-    const void* input = &x;
-    return AreExact(format, {&input, 1}, 1, exponent);
-  };
+  const auto exact = [](float x, int32_t exponent) { return AreExact(DType::kFloat32, 2, &x, exponent); };
   EXPECT_TRUE(exact(0.0f, 3));
   EXPECT_FALSE(exact(-0.0f, 3));  // its sign
   EXPECT_FALSE(exact(NAN, 3));
@@ -184,7 +187,7 @@ TEST(PreciseLanes, anyExponentAndLanesDecode) {
       DecodeLanes(format, lanes.data(), 50, exponent, {&output, 1});
       const void* input = out.data();
       EncodeLanes(format, {&input, 1}, 50, exponent, lanes.data());
-      AreExact(format, {&input, 1}, 50, exponent);
+      AreExact(dtype, 64, input, exponent);
     }
   }
 }
