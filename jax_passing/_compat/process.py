@@ -7,6 +7,8 @@ import jax
 from jax._src import config, distributed, xla_bridge
 from jax._src.clusters import ClusterEnv
 
+from jax_passing import launchers
+
 
 def backend_exists() -> bool:
     """Tells whether JAX has devices already; asking it for them would create them."""
@@ -26,11 +28,12 @@ def cuda_devices() -> list[jax.Device]:
 
 
 def in_cluster() -> tuple[int, int, str] | None:
-    """Returns (index of this process, number of processes, who says so), as `jax.distributed` knows or would detect."""
+    """Returns (index of this process, number of processes, who says so), as `jax.distributed` knows or would detect,
+    or a launcher of MPI's says. Raises ConfigError, as `launchers.rank_of_mpi` does."""
     if jax.distributed.is_initialized():
         state = distributed.global_state
         return int(state.process_id), int(state.num_processes), "jax.distributed"
-    if (of_mpi := _in_open_mpi()) is not None:
+    if (of_mpi := launchers.rank_of_mpi(os.environ)) is not None:
         return of_mpi
     for cluster in ClusterEnv._cluster_types:
         if not cluster.opt_in_only_method and cluster.is_env_present():
@@ -40,15 +43,6 @@ def in_cluster() -> tuple[int, int, str] | None:
                 f"{cluster.__name__}, as JAX detects",
             )
     return None
-
-
-def _in_open_mpi() -> tuple[int, int, str] | None:
-    """Reads the variables that all versions of Open MPI document. JAX asks for another one, which Open MPI 5 doesn't
-    set; and then it takes the processes by which `mpirun` reaches the other machines of a Slurm job for the job's."""
-    rank, count = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE"))
-    if not rank.isdecimal() or not count.isdecimal():
-        return None
-    return int(rank), int(count), "variable OMPI_COMM_WORLD_RANK"
 
 
 def coordinator() -> Any:
