@@ -235,22 +235,27 @@ def resolve(
     settings = Settings(**resolved)
     _check_whole(settings, sources, environment)
     if settings.switch is not None and settings.world_size == 1 and not is_size_given:
-        raise alone(sources["switch"], sources["world_size"], environment)
+        raise alone(
+            sources["switch"],
+            sources["world_size"],
+            f"{launchers.advice(environment)}; or set {PREFIX}RANK and {PREFIX}WORLD_SIZE in each process, as where "
+            "Ray or dask start them",
+        )
     _check_against_each_other(vars(settings), sources)
     return settings, {field.name: sources.get(field.name, "default") for field in fields(Settings)}
 
 
-def alone(switch: str, who: str, environment: Mapping[str, str]) -> ConfigError:
+def alone(switch: str, who: str, how: str) -> ConfigError:
     """Makes the error of a process that has a switch, but would train by itself without anybody having asked for that.
 
     Args:
-      switch: where the switch was given.
+      switch: its address, or where that was given.
       who: says that this process is the only one.
+      how: says how there would be several.
     """
     return ConfigError(
         f"A switch is configured ({switch}), but this process is the only one ({who}), and would train by itself. "
-        f"{launchers.advice(environment)}; or set {PREFIX}RANK and {PREFIX}WORLD_SIZE in each process, as where Ray or "
-        f"dask start them. If a world of one is what you want, set {PREFIX}WORLD_SIZE=1."
+        f"{how}. If a world of one is what you want, set {PREFIX}WORLD_SIZE=1."
     )
 
 

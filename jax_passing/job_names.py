@@ -1,5 +1,4 @@
-"""Makes names of jobs from other jobs' names: four kinds of jobs have such a name, with a mark that users' names may not
-have."""
+"""Makes names of jobs from other jobs' names, with marks that users' names may not have."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """JAX knows where this process runs: in which cluster, and on which devices."""
 
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -13,6 +14,18 @@ from jax_passing import launchers
 def backend_exists() -> bool:
     """Tells whether JAX has devices already; asking it for them would create them."""
     return bool(xla_bridge.backends_are_initialized())
+
+
+def before_devices(check: Callable[[], None]) -> None:
+    """Has JAX call `check` before it makes its devices, which it then doesn't make if `check` raises."""
+    backends = xla_bridge.backends
+
+    def checked() -> Any:
+        if not xla_bridge.backends_are_initialized():
+            check()
+        return backends()
+
+    xla_bridge.backends = checked
 
 
 def cpu_collectives() -> str | None:
@@ -43,6 +56,11 @@ def in_cluster() -> tuple[int, int, str] | None:
                 f"{cluster.__name__}, as JAX detects",
             )
     return None
+
+
+def count() -> int:
+    """Returns how many processes `jax.distributed` has; 1 if it isn't initialized. Makes no devices."""
+    return int(distributed.global_state.num_processes) if jax.distributed.is_initialized() else 1
 
 
 def coordinator() -> Any:

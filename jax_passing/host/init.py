@@ -120,6 +120,11 @@ def init(
         _lock.release()
 
 
+def is_opening() -> bool:
+    """Tells whether a thread is in `init`, or opens the session for JAX's own collectives."""
+    return _lock.locked()
+
+
 def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
     """Returns the open session, or opens one for JAX's own collectives, in a thread of XLA. Raises what `init` does,
     and what `check` raises if JAX's collectives can't go over a session with these settings."""

@@ -96,6 +96,13 @@ with jax_passing.init() as session:
     assert "[switch] shut down: epochs_started 1" in ended.stdout
 
 
+def test_jax_distributed_needs_no_arguments(script):
+    show = script("import jax\njax.distributed.initialize()\nprint(f'process {jax.process_index()} of 2\\n', end='')")
+    ended = launch(*NO_SWITCH, "--for-jax", "--hosts", "2", show)
+    assert ended.returncode == 0, ended
+    assert sorted(ended.stdout.splitlines()) == [f"[rank {rank}] process {rank} of 2" for rank in range(2)]
+
+
 def test_neither_switch_nor_launcher_load_jax():
     modules = "jax_passing.commands.cli, jax_passing.switch.server.serve, jax_passing.commands.launch.launcher"
     subprocess.run(
