@@ -85,7 +85,8 @@ async def _run(
         if switch is None:
             child, switch = await start_switch(output, machines)
             children.append(child)
-        run = Run(arguments, machines, hosts, devices, switch, job, for_jax, coordinator.variables, console)
+        noun = "host" if restarts else "rank"
+        run = Run(arguments, machines, hosts, devices, switch, job, for_jax, noun, coordinator.variables, console)
         ranks: list[Child] = []
 
         async def start(rank: int) -> Child:

@@ -133,6 +133,7 @@ class Run:
       switch: its address, or those of several.
       job: its name.
       for_jax: their JAX's own collectives go through the switch.
+      noun: what they are called. Where they are started again, sessions give them other ranks than the launcher did.
       coordinator: variables by which `jax.distributed.initialize()` finds its coordinator.
       console: where the ranks' output is shown.
     """
@@ -144,11 +145,12 @@ class Run:
     switch: str
     job: str
     for_jax: bool
+    noun: str
     coordinator: Mapping[str, str]
     console: Console
 
     async def start(self, rank: int) -> Child:
-        tag = f"rank {rank}"
+        tag = f"{self.noun} {rank}"
         ours = self._environment(rank)
         if not self.machines:
             everything = {"JAX_PLATFORMS": "cpu", **remote.of_rank(ours)}
@@ -182,6 +184,6 @@ class Run:
             ours |= {
                 "TTY_COMPATIBLE": "1",
                 "TTY_INTERACTIVE": interactive,
-                "COLUMNS": str(self.console.width - len("[rank 00] ")),
+                "COLUMNS": str(self.console.width - len(f"[{self.noun} 00] ")),
             }
         return ours
