@@ -6,19 +6,16 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.errors import (
     ConfigError,
-    NotInitializedError,
     UnsupportedDtypeError,
     UnvaryingInputError,
 )
 from jax_passing.host import scope
-from jax_passing.optax import stale
 from support.jax.on_mesh import on_mesh as on_mesh_of
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -292,26 +289,6 @@ def test_over_no_axis_it_is_the_identity(check_vma):
         on_mesh(lambda x: jax_passing.psum(x, ()), check_vma=check_vma, out_specs=P("d"))(x), x
     )
     assert jax_passing.psum(3, ()) == 3
-
-
-def test_tracing_needs_no_session_but_the_number_of_devices_does(session):
-    session.shutdown()
-    shape = jax.eval_shape(on_mesh(lambda x: jax_passing.psum(x, "d")), jnp.ones((4, 3)))
-    assert shape.shape == (1, 3)
-    loss = jax_passing.overlap(lambda w, x: jnp.mean(w * x), "d")
-    functions = {
-        "tracing jax_passing.psum": lambda x: x * jax_passing.psum(1, "d"),
-        "tracing jax_passing.pmean": lambda x: jax_passing.pmean(x, "d"),
-        "tracing jax_passing.axis_size": lambda x: x * jax_passing.axis_size("d"),
-        "tracing jax_passing.overlap": lambda x: loss(1.0, x)[1],
-        "tracing jax_passing.optax.stale": lambda x: stale(optax.identity(), "d", staleness=0).update(x, None)[0],
-        "running jax_passing.psum at": lambda x: jax_passing.psum(x, "d"),
-        "running jax_passing.pmax at": lambda x: jax_passing.pmax(x, "d"),
-        "running a gradient's sum at": lambda x: jax.grad(lambda w: jnp.sum(jax_passing.pvary(w, "d") * x))(1.0),
-    }
-    for what, function in functions.items():
-        with pytest.raises(NotInitializedError, match=f"call jax_passing.init.. before {what}"):
-            on_mesh(function)(jnp.ones(4))
 
 
 def test_each_call_has_a_name_of_its_own():

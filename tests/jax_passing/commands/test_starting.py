@@ -1,4 +1,4 @@
-"""What `jax-passing run` gives its ranks: where the coordinator of `jax.distributed` is."""
+"""`jax-passing run` tells its ranks where the coordinator of `jax.distributed` is."""
 
 import socket
 
