@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from jax_passing import job_names
+from jax_passing import job_names, launchers
 from jax_passing.errors import ConfigError
 from jax_passing.settings_parser import Given, Sources, convert, gather, integer, one_of, parsed
 
@@ -220,22 +220,46 @@ def resolve(
     given = gather(Settings, _SOURCES, arguments, config, environment)
     resolved = convert(Settings, given)
     sources = {key: one.source for key, one in given.items()}
+    is_size_given = "world_size" in resolved
     if "rank" not in resolved or "world_size" not in resolved:
         found = process_in_cluster()
         if found is not None:
             for key, value in (("rank", found[0]), ("world_size", found[1])):
                 if key not in resolved:
                     resolved[key], sources[key] = value, found[2]
-    if "job" not in resolved and (name := job_names.found(environment, resolved.get("rank", 0))) is not None:
+        elif resolved.get("world_size") == 1:
+            sources["rank"] = sources["world_size"]  # it is the default, 0
+    if "job" not in resolved and (name := launchers.run_name(environment, resolved.get("rank", 0))) is not None:
         resolved |= convert(Settings, {"job": Given(*name)})
         sources["job"] = name[1]
     settings = Settings(**resolved)
-    _check_whole(settings, sources)
+    _check_whole(settings, sources, environment)
+    if settings.switch is not None and settings.world_size == 1 and not is_size_given:
+        raise alone(
+            sources["switch"],
+            sources["world_size"],
+            f"{launchers.advice(environment)}; or set {PREFIX}RANK and {PREFIX}WORLD_SIZE in each process, as where "
+            "Ray or dask start them",
+        )
     _check_against_each_other(vars(settings), sources)
     return settings, {field.name: sources.get(field.name, "default") for field in fields(Settings)}
 
 
-def _check_whole(settings: Settings, sources: Mapping[str, str]) -> None:
+def alone(switch: str, who: str, how: str) -> ConfigError:
+    """Makes the error of a process that has a switch, but would train by itself without anybody having asked for that.
+
+    Args:
+      switch: its address, or where that was given.
+      who: says that this process is the only one.
+      how: says how there would be several.
+    """
+    return ConfigError(
+        f"A switch is configured ({switch}), but this process is the only one ({who}), and would train by itself. "
+        f"{how}. If a world of one is what you want, set {PREFIX}WORLD_SIZE=1."
+    )
+
+
+def _check_whole(settings: Settings, sources: Mapping[str, str], environment: Mapping[str, str]) -> None:
     """Raises ConfigError if a setting is missing that others need."""
     if settings.switch is not None:
         missing = [key for key in ("rank", "world_size") if key not in sources]
@@ -243,8 +267,7 @@ def _check_whole(settings: Settings, sources: Mapping[str, str]) -> None:
             names = " and ".join(PREFIX + key.upper() for key in missing)
             raise ConfigError(
                 f"A switch is configured ({sources['switch']}), but nothing gives {' and '.join(missing)}, and no "
-                "launcher that jax.distributed knows was found. Start the script with `jax-passing run`, or set "
-                f"{names}."
+                f"launcher was found that says so. {launchers.advice(environment)}; or set {names}."
             )
         if settings.job is None:
             raise ConfigError(

@@ -1,16 +1,31 @@
 """JAX knows where this process runs: in which cluster, and on which devices."""
 
 import os
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
 from jax._src import config, distributed, xla_bridge
 from jax._src.clusters import ClusterEnv
 
+from jax_passing import launchers
+
 
 def backend_exists() -> bool:
     """Tells whether JAX has devices already; asking it for them would create them."""
     return bool(xla_bridge.backends_are_initialized())
+
+
+def before_devices(check: Callable[[], None]) -> None:
+    """Has JAX call `check` before it makes its devices, which it then doesn't make if `check` raises."""
+    backends = xla_bridge.backends
+
+    def checked() -> Any:
+        if not xla_bridge.backends_are_initialized():
+            check()
+        return backends()
+
+    xla_bridge.backends = checked
 
 
 def cpu_collectives() -> str | None:
@@ -26,11 +41,12 @@ def cuda_devices() -> list[jax.Device]:
 
 
 def in_cluster() -> tuple[int, int, str] | None:
-    """Returns (index of this process, number of processes, who says so), as `jax.distributed` knows or would detect."""
+    """Returns (index of this process, number of processes, who says so), as `jax.distributed` knows or would detect,
+    or a launcher of MPI's says. Raises ConfigError, as `launchers.rank_of_mpi` does."""
     if jax.distributed.is_initialized():
         state = distributed.global_state
         return int(state.process_id), int(state.num_processes), "jax.distributed"
-    if (of_mpi := _in_open_mpi()) is not None:
+    if (of_mpi := launchers.rank_of_mpi(os.environ)) is not None:
         return of_mpi
     for cluster in ClusterEnv._cluster_types:
         if not cluster.opt_in_only_method and cluster.is_env_present():
@@ -42,13 +58,9 @@ def in_cluster() -> tuple[int, int, str] | None:
     return None
 
 
-def _in_open_mpi() -> tuple[int, int, str] | None:
-    """Reads the variables that all versions of Open MPI document. JAX asks for another one, which Open MPI 5 doesn't
-    set; and then it takes the processes by which `mpirun` reaches the other machines of a Slurm job for the job's."""
-    rank, count = (os.environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE"))
-    if not rank.isdecimal() or not count.isdecimal():
-        return None
-    return int(rank), int(count), "variable OMPI_COMM_WORLD_RANK"
+def count() -> int:
+    """Returns how many processes `jax.distributed` has; 1 if it isn't initialized. Makes no devices."""
+    return int(distributed.global_state.num_processes) if jax.distributed.is_initialized() else 1
 
 
 def coordinator() -> Any:

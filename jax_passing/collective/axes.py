@@ -51,17 +51,13 @@ class Extent(NamedTuple):
         """Returns the number of devices of the mesh (or of elements of a vmap) along the axes."""
         return math.prod(named_axes.axis_size(axis) for axis in self.axes)
 
-    @property
-    def size(self) -> "int | jax.Array":
-        """Returns the number of devices on all hosts: int32[] in an elastic session, known when the program runs.
 
-        Raises NotInitializedError before `init`."""
-        if self.over_hosts is None:
-            raise NotInitializedError(
-                f"how many devices there are along {self.axes} isn't known without a session: call jax_passing.init() "
-                "before tracing what needs it (pmean, axis_size, psum of a Python number)"
-            )
-        return self.mesh_size * (host_count(self.scope) if self.over_hosts else 1)
+def device_count(along: Extent, function: str) -> "int | jax.Array":
+    """Returns the number of devices on all hosts: int32[] in an elastic session, known when the program runs.
+
+    Raises NotInitializedError before `init`. `function`: what the user has called."""
+    require_session(along, function)
+    return along.mesh_size * (host_count(along.scope) if along.over_hosts else 1)
 
 
 def extent(axis_name: Any) -> Extent:
@@ -193,7 +189,7 @@ def axis_size(axis_name: Any) -> "int | jax.Array":
     In an elastic session it is an int32[] that the program learns when it runs, if the axis continues over the hosts:
     to be reckoned with, but no shape can depend on it.
     """
-    return extent(axis_name).size
+    return device_count(extent(axis_name), "axis_size")
 
 
 def axis_index(axis_name: Any) -> jax.Array:

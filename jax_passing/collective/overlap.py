@@ -6,7 +6,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 
-from jax_passing.collective.axes import axis_size
+from jax_passing.collective.axes import device_count, extent
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import sum_of
 from jax_passing.collective.pvary import pvary
@@ -53,6 +53,7 @@ def overlap(
 
     def value_and_grad(params: Any, /, *args: Any, **kwargs: Any) -> Any:
         nnx: Any = sys.modules.get("flax.nnx")  # if it isn't imported, nothing is a module
+        count = device_count(extent(axis_name), "overlap")
         of_module = nnx is not None and isinstance(params, nnx.Module)
 
         def cast(tree: Any) -> Any:
@@ -70,7 +71,7 @@ def overlap(
             else:
                 result = loss_fn(cast(params), *args, **kwargs)
             loss, aux = result if has_aux else (result, None)
-            return loss / axis_size(axis_name), aux
+            return loss / count, aux
 
         transform = nnx.value_and_grad if of_module else jax.value_and_grad
         (loss, aux), gradients = transform(share, has_aux=True)(params)

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 import jax
 
 from jax_passing._compat import jax_collectives
-from jax_passing.collective.axes import axis_size, extent
+from jax_passing.collective.axes import device_count, extent
 from jax_passing.collective.naming.sites import new_site, paths_of
 from jax_passing.collective.primitives.bucketed_sum import (
     bucketed_sum,
@@ -93,7 +93,7 @@ def pmean(
       NotInitializedError: there is no session, when it is traced.
       UnsupportedDtypeError, UnvaryingInputError, ConfigError, ThreadError, NameError: as `psum`.
     """
-    count = axis_size(axis_name)
+    count = device_count(extent(axis_name), "pmean")
     return jax.tree.map(lambda x: x / count, sum_of(tree, axis_name, strategy, wire, bucket_bytes, "pmean"))
 
 
@@ -113,7 +113,7 @@ def sum_of(tree: _T, axis_name: Any, strategy: str | None, wire: str | None, buc
     arrays: dict[int, Any] = {}
     for index, leaf in enumerate(leaves):
         if is_number(leaf):
-            sums[index] = leaf * along.size
+            sums[index] = leaf * device_count(along, function)
         else:
             arrays[index] = summand(leaf, along.axes, function, paths[index])
     if arrays:

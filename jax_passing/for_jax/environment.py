@@ -1,11 +1,15 @@
 """By these variables JAX calls its collectives by us, and XLA has threads for them. This module imports no JAX, as JAX
 reads them when it loads."""
 
+import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import ModuleType
 
 from jax_passing.config import FOR_JAX
 
@@ -55,12 +59,41 @@ def threads_needed(devices: int) -> int:
 
 
 def at_start() -> None:
-    """Sets the variables where JAX_PASSING_FOR_JAX is set.
+    """Sets the variables where JAX_PASSING_FOR_JAX is set, and prepares JAX for them and for our ranks.
 
     jax_passing_for_jax.pth calls this as the interpreter starts, because JAX reads them as it is imported."""
-    if os.environ.get(FOR_JAX) in (None, "", "0"):
-        return
-    if (why := conflict(os.environ)) is None:
-        os.environ.update(variables())
-    else:
+    is_on = os.environ.get(FOR_JAX) not in (None, "", "0")
+    if is_on and (why := conflict(os.environ)) is not None:
         print(f"{FOR_JAX} has no effect: {why}. Unset one of the two.", file=sys.stderr)
+        is_on = False
+    if is_on:
+        os.environ.update(variables())
+
+    def prepare() -> None:
+        importlib.import_module("jax_passing._compat.cluster").register()
+        if is_on:
+            importlib.import_module("jax_passing.for_jax.use_for_jax").check_world()
+
+    sys.meta_path.insert(0, _AfterJax(prepare))
+
+
+class _AfterJax(importlib.abc.MetaPathFinder):
+    """Calls `prepare` when JAX has been imported, without importing it."""
+
+    def __init__(self, prepare: Callable[[], None]):
+        self._prepare = prepare
+
+    def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
+        if name != "jax":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                load(module)
+                self._prepare()
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

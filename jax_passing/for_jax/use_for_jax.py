@@ -1,5 +1,6 @@
 """`use_for_jax` makes JAX's own collectives ours, from inside of a program."""
 
+import importlib
 import os
 
 import jax
@@ -40,7 +41,13 @@ def use_for_jax() -> None:
             f"jax`, or set {FOR_JAX}=1 when Python starts."
         )
     watch_cliques()
+    check_world()
     jax.config.update("jax_cpu_collectives_implementation", environment.MPI)
+
+
+def check_world() -> None:
+    """Has JAX check, before it makes its devices, that its collectives will reach other processes, if any are meant."""
+    process.before_devices(lambda: importlib.import_module("jax_passing.for_jax.world").check())
 
 
 def watch_cliques() -> None:

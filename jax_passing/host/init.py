@@ -1,5 +1,6 @@
 """`init`: opens the session of this process, with the settings that it finds."""
 
+import functools
 import logging
 import multiprocessing
 import os
@@ -114,10 +115,17 @@ def init(
             session.shutdown()
         given = [f"{name}={_text(getattr(settings, name))} ({s})" for name, s in sources.items() if s != "default"]
         log.info("settings that aren't the default: %s", ", ".join(given) or "none")
+        if settings.switch is None and sources["world_size"] == "default":
+            _say_alone()
         patches.install()
         return Session(settings)
     finally:
         _lock.release()
+
+
+def is_opening() -> bool:
+    """Tells whether a thread is in `init`, or opens the session for JAX's own collectives."""
+    return _lock.locked()
 
 
 def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
@@ -140,6 +148,15 @@ def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
 
 def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
     return config.resolve(arguments, path, process_in_cluster=process.in_cluster)
+
+
+@functools.cache
+def _say_alone() -> None:
+    log.warning(
+        "jax_passing.init: nothing names a switch or a number of hosts, so this host is the whole world, and its sums "
+        "go over its own devices. Set %sWORLD_SIZE=1 if that is what you want.",
+        config.PREFIX,
+    )
 
 
 def _text(value: Any) -> str:

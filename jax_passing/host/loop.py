@@ -157,7 +157,9 @@ class Loop(StreamOwner):
             if self._is_closed:
                 raise ClosedError("the session was shut down while this thread waited for its switch")
             concurrent.futures.wait([outcome], max(0.0, min(SLICE_S, until - self.now())))
-        return outcome.result(0)
+        if (error := outcome.exception(0)) is not None:
+            raise error  # without the frames of concurrent.futures, which would tell the user nothing
+        return outcome.result()
 
     def close(self) -> None:
         """Ends it, once its connections are closed and what they had to send is sent. Bounded in time."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jax_passing.collective.axes import extent, require_session
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
@@ -80,6 +81,7 @@ def stale(
         return StaleState(tuple(nothing(params, axis_name, **options) for _ in range(staleness)), inner.init(params))
 
     def update(gradients: Any, state: StaleState, params: Any = None, **extra: Any) -> tuple[Any, StaleState]:
+        require_session(extent(axis_name), "optax.stale")
         if not staleness:
             mean = pmean(gradients, axis_name, **options)
             updates, inner_state = inner.update(mean, state.inner, params, **extra)

@@ -154,7 +154,8 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"link_gbit": float("nan")}, {}, "above 0"),
         ({"wrold_size": 2}, {}, "Did you mean world_size"),
         ({"world_size": 2, "rank": 0}, {}, "needs a switch"),
-        ({"switch": "s:1"}, {}, "but nothing gives rank and world_size, and no launcher"),
+        ({"switch": "s:1"}, {}, "but nothing gives rank and world_size, and no launcher.*`jax-passing run`"),
+        ({"switch": "s:1"}, {"SLURM_JOB_ID": "7"}, "nothing gives rank .*Slurm's job 7 .*`srun python ...`"),
         ({"switch": "s:1", "rank": 0}, {}, "but nothing gives world_size, and no launcher"),
         (
             {"switch": "s:1", "rank": 0, "world_size": 1},
@@ -169,6 +170,27 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
 def test_mistakes_name_setting_and_source(arguments, environment, message):
     with pytest.raises(ConfigError, match=message):
         resolve(arguments, environment=environment)
+
+
+@pytest.mark.parametrize("who", ["jax.distributed", "SlurmCluster, as JAX detects"])
+def test_a_world_of_one_that_nobody_asked_for_is_an_error(who):
+    """Each of several processes may be the only one in the eyes of a launcher that doesn't know of the others."""
+    switch = {"switch": "s:1", "job": "a"}
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
+    with pytest.raises(ConfigError, match=rf"argument switch.*only one \({who}\).* set JAX_PASSING_WORLD_SIZE=1"):
+        resolve(switch, cluster=(0, 1, who))
+    with pytest.raises(ConfigError, match="--ntasks=HOSTS"):
+        resolve({**switch, "rank": 0}, environment=step, cluster=(0, 1, who))
+    assert resolve(cluster=(0, 1, who))[0].world_size == 1  # there is no switch
+    for asked in ({"world_size": 1}, {"world_size": 1, "rank": 0}):
+        assert resolve({**switch, **asked}, cluster=(0, 1, who))[0].world_size == 1
+
+
+def test_a_world_of_one_needs_no_rank():
+    settings, sources = resolve({"switch": "s:1", "job": "a"}, environment={"JAX_PASSING_WORLD_SIZE": "1"})
+    assert (settings.rank, settings.world_size, sources["rank"]) == (0, 1, "variable JAX_PASSING_WORLD_SIZE")
+    with pytest.raises(ConfigError, match="Rank 3 .slurm. isn't below the world size 1"):
+        resolve({"switch": "s:1", "job": "a", "world_size": 1}, cluster=(3, 4, "slurm"))
 
 
 def test_a_cluster_without_a_switch_says_how_to_get_one():

@@ -98,7 +98,8 @@ def describe(
     """Returns the sum; if it stays inside each host, where its devices are; None if all leaves are empty. The
     parameters are those of the primitive (passing_psum.py)."""
     if over_hosts is None:
-        raise NotInitializedError(f"no session: call jax_passing.init() before running the psum at {site.location}")
+        what = "a gradient's sum" if site.kind else f"jax_passing.{site.function}"
+        raise NotInitializedError(f"no session: call jax_passing.init() before running {what} at {site.location}")
     mesh, order = meshes.lowering_mesh(ctx), BlockOrder.of(ctx)
     key = ("placement", *mesh.axis_sizes.items(), mesh.manual_axes, axes, world_size, over_hosts)
     placement: Placement = order.share(key, lambda: _placement(mesh, axes, world_size, over_hosts))

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from rich.console import Console
 
 from jax_passing.commands.launch.child import TERMINATE_S, Child, follow, stop
-from jax_passing.commands.launch.starting import Run, job_of_run, machines_of, start_switch
+from jax_passing.commands.launch.starting import Coordinator, Run, job_of_run, machines_of, start_switch
 from jax_passing.commands.terminal import TaggedOutput
 from jax_passing.config import parse_switches
 from jax_passing.errors import ConfigError
@@ -66,7 +66,7 @@ async def _run(
     restarts: int,
     for_jax: bool,
 ) -> int:
-    job = job_of_run(switch)
+    job, coordinator = job_of_run(switch), Coordinator(machines)
     console = Console(highlight=False)
     output = TaggedOutput(console)
     signalled, impatient = asyncio.Event(), asyncio.Event()
@@ -85,7 +85,8 @@ async def _run(
         if switch is None:
             child, switch = await start_switch(output, machines)
             children.append(child)
-        run = Run(arguments, machines, hosts, devices, switch, job, for_jax, console)
+        noun = "host" if restarts else "rank"
+        run = Run(arguments, machines, hosts, devices, switch, job, for_jax, noun, coordinator.variables, console)
         ranks: list[Child] = []
 
         async def start(rank: int) -> Child:
@@ -113,6 +114,7 @@ async def _run(
         await stop(ranks, impatient)
     finally:
         await stop(children, impatient)
+        coordinator.close()
         readers = [reader for child in children for reader in child.readers]
         if readers:
             await asyncio.wait(readers, timeout=TERMINATE_S)

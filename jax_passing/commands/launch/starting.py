@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import random
 import re
 import shlex
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -21,6 +23,8 @@ from jax_passing.for_jax import environment
 
 HOSTS_MAX = 64
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")  # nobody is there to type a password
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+COORDINATOR_PORTS = (20000, 30000)  # on another machine, where none can be reserved: below those that systems give away
 HANDED_OVER = ("JAX_", "XLA_")  # variables that begin so are taken along to other machines
 
 
@@ -80,6 +84,43 @@ async def start_switch(output: TaggedOutput, machines: Sequence[str]) -> tuple[C
     return child, first.removeprefix("listening on ")
 
 
+class Coordinator:
+    """`jax.distributed` has its coordinator in rank 0, at an address that all ranks know before it is there.
+
+    Attributes:
+      variables: by which JAX finds it; none if the user has named another one, or it isn't known how rank 0's machine
+        is called.
+    """
+
+    def __init__(self, machines: Sequence[str]):
+        """`machines` are those of Run."""
+        self._reserved: socket.socket | None = None
+        self.variables: dict[str, str] = {}
+        if os.environ.get(COORDINATOR):
+            return
+        if not machines:
+            self._reserved = _reserve_port()
+            self.variables[COORDINATOR] = f"127.0.0.1:{self._reserved.getsockname()[1]}"
+            return
+        name = machines[0].rpartition("@")[2].strip("[]")
+        with suppress(OSError):  # only ssh knows it
+            socket.getaddrinfo(name, None)
+            self.variables[COORDINATOR] = address_text(name, random.randrange(*COORDINATOR_PORTS))
+
+    def close(self) -> None:
+        if self._reserved is not None:
+            self._reserved.close()
+
+
+def _reserve_port() -> socket.socket:
+    """Keeps a port from all others but rank 0's coordinator, which binds it a second time, as gRPC lets one do."""
+    family, anywhere = (socket.AF_INET6, "::") if socket.has_dualstack_ipv6() else (socket.AF_INET, "0.0.0.0")
+    reserved = socket.socket(family)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind((anywhere, 0))
+    return reserved
+
+
 @dataclass(frozen=True)
 class Run:
     """The settings that all ranks of a run share.
@@ -92,6 +133,8 @@ class Run:
       switch: its address, or those of several.
       job: its name.
       for_jax: their JAX's own collectives go through the switch.
+      noun: what they are called. Where they are started again, sessions give them other ranks than the launcher did.
+      coordinator: variables by which `jax.distributed.initialize()` finds its coordinator.
       console: where the ranks' output is shown.
     """
 
@@ -102,10 +145,12 @@ class Run:
     switch: str
     job: str
     for_jax: bool
+    noun: str
+    coordinator: Mapping[str, str]
     console: Console
 
     async def start(self, rank: int) -> Child:
-        tag = f"rank {rank}"
+        tag = f"{self.noun} {rank}"
         ours = self._environment(rank)
         if not self.machines:
             everything = {"JAX_PLATFORMS": "cpu", **remote.of_rank(ours)}
@@ -120,6 +165,7 @@ class Run:
 
     def _environment(self, rank: int) -> dict[str, str]:
         ours = {
+            **self.coordinator,
             PREFIX + "SWITCH": self.switch,
             PREFIX + "JOB": self.job,
             PREFIX + "RANK": str(rank),
@@ -131,13 +177,13 @@ class Run:
         }
         if self.for_jax:
             # Another machine has the library in another folder, which its interpreter finds as it starts.
-            ours |= {FOR_JAX: "1"} if self.machines else environment.variables()
+            ours |= {FOR_JAX: "1"} | ({} if self.machines else environment.variables())
         if self.console.is_terminal:
             # Rich then draws its bars into our pipe, which shows them as rank 0's last line.
             interactive = str(int(rank == 0))
             ours |= {
                 "TTY_COMPATIBLE": "1",
                 "TTY_INTERACTIVE": interactive,
-                "COLUMNS": str(self.console.width - len("[rank 00] ")),
+                "COLUMNS": str(self.console.width - len(f"[{self.noun} 00] ")),
             }
         return ours

@@ -128,6 +128,7 @@ class Epoch:
     slot_first: int | None = None  # while slots are reserved: from PREPARING on, until nobody can need them any more
     probe: GroupProbe | None = None  # while members are asked
     group: Group | None = None  # where results go; None: to each member
+    gone: set[int] = field(default_factory=set)  # ranks that were here before it started, and gave up or were ended
     left: set[int] = field(default_factory=set)  # of all ranks of the job
     left_since: float = 0.0  # when the first of them did
     refusal: str = ""  # why a host wasn't admitted: those who wait for it want to know

@@ -131,6 +131,7 @@ class JobTable:
                 epoch.uplink.start()
         member.epoch = epoch
         member.ranks[join.rank] = join
+        epoch.gone.discard(join.rank)
         member.join_until[join.rank] = self._outside.now() + join.wait_s
         if member not in epoch.members:
             epoch.members.append(member)
@@ -231,6 +232,7 @@ class JobTable:
     def _drop(self, epoch: Epoch, member: Member, rank: int) -> None:
         """Lets another host have this rank."""
         del member.ranks[rank], member.join_until[rank]
+        epoch.gone.add(rank)
         if epoch.uplink is not None:
             # Though it may have been the parent that refused it: the rank may have joined anew since it said so.
             epoch.uplink.send(messages.RankGone(rank))

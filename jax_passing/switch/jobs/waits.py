@@ -76,5 +76,11 @@ def _why_not_started(epoch: Epoch) -> Callable[[str], str] | None:
         )
     if unlike := differences(epoch):
         advice = f"{advice} Besides: {unlike}"
-    absent = names(epoch.absent()).capitalize()
-    return lambda waited: f"{absent} of {job} didn't join {waited}. {advice}"
+    absent, gone = [rank for rank in epoch.absent() if rank not in epoch.gone], sorted(epoch.gone)
+    if not absent:
+        who = names(gone)
+        return lambda waited: f"All hosts of {job} came, but not at once {waited}: {who} went again. {advice}"
+    if gone:
+        advice = f"{names(gone).capitalize()} came, and went again. {advice}"
+    who = names(absent).capitalize()
+    return lambda waited: f"{who} of {job} didn't join {waited}. {advice}"

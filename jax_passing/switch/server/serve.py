@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 
 from jax_passing.config import address_text
 from jax_passing.errors import ConfigError
@@ -32,6 +31,7 @@ log = logging.getLogger("jax_passing.switch")
 
 BACKLOG = 256
 LOG_PERIOD_S = 1.0
+ANY_PORT_TRIES = 16
 _LISTEN_ADVICE = {
     errno.EADDRINUSE: "Is another switch running there?",
     errno.EACCES: "Ports below 1024 need root, or CAP_NET_BIND_SERVICE: choose another one.",
@@ -53,41 +53,13 @@ def _listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"Can't listen on {address_text(host, port)}: {os.strerror(number)}. {advice}") from error
 
 
-def _software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPlane:
-    """Returns a data plane on the control plane's port number if that is free for UDP too: so firewalls have one number
-    to open."""
-    software = partial(
-        SoftwareDataPlane,
-        slot_total=settings.slot_total,
-        lanes_per_chunk=settings.lanes_per_chunk,
-        multicast=settings.multicast,
-    )
-    try:
-        return software(host, port)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise
-        data_plane = software(host, 0)
-        log.warning("UDP port %d is taken; packets go to %d", port, data_plane.port)
-        return data_plane
-
-
 def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlane:
+    size = {"slot_total": settings.slot_total, "lanes_per_chunk": settings.lanes_per_chunk}
     if settings.data_plane == "software":
-        return _software(host, port, settings)
+        return SoftwareDataPlane(host, port, **size, multicast=settings.multicast)
     assert settings.device is not None
     if settings.data_plane == "ebpf":
-        try:
-            return EbpfDataPlane(
-                host,
-                port,
-                settings.device.split(","),
-                slot_total=settings.slot_total,
-                lanes_per_chunk=settings.lanes_per_chunk,
-                multicast=settings.multicast,
-            )
-        except OSError as error:
-            raise ConfigError(f"Can't take UDP port {port} of {host}: {error}. Is another switch there?") from error
+        return EbpfDataPlane(host, port, settings.device.split(","), **size, multicast=settings.multicast)
     device = read_device(settings.device)
     try:
         if settings.data_plane == "bmv2":
@@ -100,6 +72,28 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
         raise ConfigError(f"Can't serve the device of {settings.device}: {error}.") from error
 
 
+def _open(settings: SwitchSettings) -> tuple[socket.socket, DataPlane]:
+    """Returns where hosts connect, and what adds up their packets at the same port number, the only one that firewalls
+    have to open. If any port will do, another one is tried where UDP's is taken."""
+    host, port = settings.listen
+    for tries_left in reversed(range(1 if port else ANY_PORT_TRIES)):
+        listener = _listen(host, port)
+        own_host, own_port = listener.getsockname()[:2]
+        try:
+            return listener, _make_data_plane(own_host, own_port, settings)
+        except BaseException as error:
+            listener.close()
+            if not isinstance(error, OSError):
+                raise
+            if error.errno != errno.EADDRINUSE or not tries_left:
+                why = os.strerror(error.errno) if error.errno else error
+                raise ConfigError(
+                    f"Can't take UDP port {own_port} of {own_host}: {why}. Packets go to the port where hosts connect: "
+                    "end what has it, or give another one (--listen)."
+                ) from error
+    raise AssertionError
+
+
 async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
@@ -109,13 +103,12 @@ async def serve(
     with what tells the counters so far."""
     switch_key = keys.read_key(settings.key_file, keys.SWITCH)
     connections_max = connections_that_fit(has_parent=settings.parent is not None)
-    with _listen(*settings.listen) as listener:
-        host, port = listener.getsockname()[:2]
-        data_plane = _make_data_plane(host, port, settings)
+    listener, data_plane = _open(settings)
+    with listener:
         try:
             server = ControlServer(data_plane, settings, switch_key, connections_max)
             await server.listen(listener)
-            on_listening(address_text(host, port), lambda: {**server.stats(), **data_plane.stats()})
+            on_listening(address_text(*listener.getsockname()[:2]), lambda: {**server.stats(), **data_plane.stats()})
             await stop.wait()
             await server.shut_down()
             return {**server.stats(), **data_plane.stats()}

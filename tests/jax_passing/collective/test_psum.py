@@ -12,7 +12,6 @@ from jax.sharding import PartitionSpec as P
 import jax_passing
 from jax_passing.errors import (
     ConfigError,
-    NotInitializedError,
     UnsupportedDtypeError,
     UnvaryingInputError,
 )
@@ -290,15 +289,6 @@ def test_over_no_axis_it_is_the_identity(check_vma):
         on_mesh(lambda x: jax_passing.psum(x, ()), check_vma=check_vma, out_specs=P("d"))(x), x
     )
     assert jax_passing.psum(3, ()) == 3
-
-
-def test_tracing_needs_no_session_but_the_number_of_devices_does(session):
-    session.shutdown()
-    for f in (lambda x: jax_passing.pmean(x, "d"), lambda x: x * jax_passing.axis_size("d")):
-        with pytest.raises(NotInitializedError, match="how many devices"):
-            jax.eval_shape(on_mesh(f), jnp.ones(4))
-    shape = jax.eval_shape(on_mesh(lambda x: jax_passing.psum(x, "d")), jnp.ones((4, 3)))
-    assert shape.shape == (1, 3)
 
 
 def test_each_call_has_a_name_of_its_own():

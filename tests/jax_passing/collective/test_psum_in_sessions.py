@@ -6,11 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
+from jax_passing.optax import stale
 from support.jax.on_mesh import on_mesh as on_mesh_of
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -31,6 +33,26 @@ def test_without_session(session):
     with jax_passing.init(world_size=1, rank=0, axis_name="d"):
         assert f(x).item() == 4
         assert compiled(x).item() == 4
+
+
+def test_tracing_needs_no_session_but_the_number_of_devices_does(session):
+    session.shutdown()
+    shape = jax.eval_shape(on_mesh(lambda x: jax_passing.psum(x, "d")), jnp.ones((4, 3)))
+    assert shape.shape == (1, 3)
+    loss = jax_passing.overlap(lambda w, x: jnp.mean(w * x), "d")
+    functions = {
+        "tracing jax_passing.psum": lambda x: x * jax_passing.psum(1, "d"),
+        "tracing jax_passing.pmean": lambda x: jax_passing.pmean(x, "d"),
+        "tracing jax_passing.axis_size": lambda x: x * jax_passing.axis_size("d"),
+        "tracing jax_passing.overlap": lambda x: loss(1.0, x)[1],
+        "tracing jax_passing.optax.stale": lambda x: stale(optax.identity(), "d", staleness=0).update(x, None)[0],
+        "running jax_passing.psum at": lambda x: jax_passing.psum(x, "d"),
+        "running jax_passing.pmax at": lambda x: jax_passing.pmax(x, "d"),
+        "running a gradient's sum at": lambda x: jax.grad(lambda w: jnp.sum(jax_passing.pvary(w, "d") * x))(1.0),
+    }
+    for what, function in functions.items():
+        with pytest.raises(NotInitializedError, match=f"call jax_passing.init.. before {what}"):
+            on_mesh(function)(jnp.ones(4))
 
 
 @pytest.mark.parametrize("devices", [1, 2])

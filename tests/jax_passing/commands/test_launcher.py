@@ -96,6 +96,13 @@ with jax_passing.init() as session:
     assert "[switch] shut down: epochs_started 1" in ended.stdout
 
 
+def test_jax_distributed_needs_no_arguments(script):
+    show = script("import jax\njax.distributed.initialize()\nprint(f'process {jax.process_index()} of 2\\n', end='')")
+    ended = launch(*NO_SWITCH, "--for-jax", "--hosts", "2", show)
+    assert ended.returncode == 0, ended
+    assert sorted(ended.stdout.splitlines()) == [f"[rank {rank}] process {rank} of 2" for rank in range(2)]
+
+
 def test_neither_switch_nor_launcher_load_jax():
     modules = "jax_passing.commands.cli, jax_passing.switch.server.serve, jax_passing.commands.launch.launcher"
     subprocess.run(
@@ -264,6 +271,7 @@ def test_rich_bars_of_rank_0_are_drawn_on_a_terminal(script):
 
 
 def test_a_rank_that_dies_is_started_again(script, tmp_path):
+    """Its lines don't begin with a rank: the session may give it another one."""
     text = f"""
 tries = os.path.join({str(tmp_path)!r}, f"tries-{{rank}}")
 with open(tries, "a") as file:
@@ -281,16 +289,16 @@ elif count == 3:
     ended = launch(*NO_SWITCH, "-n", "2", "--restarts", "2", script(text))
     assert ended.returncode == 0, ended
     lines = ended.stdout.splitlines()
-    assert [line for line in lines if line.startswith("[rank 0] try")] == ["[rank 0] try 1"]
-    assert [line for line in lines if line.startswith("[rank 1] try")] == [f"[rank 1] try {n}" for n in (1, 2, 3)]
-    assert "rank 1 ended (signal SIGKILL): started again, 1 more times" in lines
-    assert "rank 1 ended (exit code 5): started again, 0 more times" in lines
+    assert [line for line in lines if line.startswith("[host 0] try")] == ["[host 0] try 1"]
+    assert [line for line in lines if line.startswith("[host 1] try")] == [f"[host 1] try {n}" for n in (1, 2, 3)]
+    assert "host 1 ended (signal SIGKILL): started again, 1 more times" in lines
+    assert "host 1 ended (exit code 5): started again, 0 more times" in lines
 
 
 def test_no_more_often_than_was_said(script):
     ended = launch(*NO_SWITCH, "-n", "2", "--restarts", "1", script("sys.exit(3) if rank == 1 else time.sleep(60)"))
     assert ended.returncode == 3
-    assert "rank 1 failed first (exit code 3)" in ended.stdout
+    assert "host 1 failed first (exit code 3)" in ended.stdout
 
 
 # Other machines.

@@ -14,6 +14,7 @@ import pytest
 
 import jax_passing
 from jax_passing.errors import AlreadyInitializedError, ConfigError, JoinError, SwitchUnreachableError
+from jax_passing.host import init as init_module
 from jax_passing.host import session as sessions
 from jax_passing.host.stats import Stats
 from jax_passing.protocol import control_messages as messages
@@ -57,6 +58,15 @@ def test_where_jax_traces_it_is_refused():
     with pytest.raises(ConfigError, match="init is called where JAX traces"):
         jax.jit(lambda x: (jax_passing.init(), x)[1])(1)
     assert sessions.current() is None
+
+
+def test_a_world_of_one_that_nobody_asked_for_is_told_once(caplog):
+    init_module._say_alone.cache_clear()
+    for arguments in ({"world_size": 1}, {}, {}):
+        jax_passing.init(**arguments).shutdown()
+    (text,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "this host is the whole world" in text
+    assert "Set JAX_PASSING_WORLD_SIZE=1" in text
 
 
 def test_it_logs_the_settings_that_are_not_the_default_in_one_line(running, caplog):

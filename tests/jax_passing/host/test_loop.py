@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from jax_passing.errors import ClosedError
+from jax_passing.errors import ClosedError, JoinError
 from jax_passing.host.loop import Loop
 from jax_passing.protocol import control_messages as messages
 from support.switch.in_process import until
@@ -43,6 +43,13 @@ def test_what_comes_later_is_waited_for(loop):
         loop.wait(lambda _, failed: failed(ZeroDivisionError()))
     with pytest.raises(TimeoutError):
         loop.wait(lambda *_: None, 0.01)
+
+
+def test_an_error_that_comes_later_ends_no_frames_of_futures(loop):
+    """They would stand right above it in the user's terminal."""
+    with pytest.raises(JoinError) as caught:
+        loop.wait(lambda _, failed: loop.call_later(0.01, lambda: failed(JoinError("rank 1 is missing"))))
+    assert [entry.path.name for entry in caught.traceback] == ["test_loop.py", "loop.py"]
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "localhost", "nobody.invalid", "x" * 300])

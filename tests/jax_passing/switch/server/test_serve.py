@@ -15,8 +15,8 @@ import pytest
 
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.server import serve
 from jax_passing.switch.server.output import LogHandler, write_line
-from jax_passing.switch.server.serve import _listen
 from jax_passing.switch.server.settings import SwitchSettings, resolve
 
 SWITCH = [sys.executable, "-P", "-m", "jax_passing", "switch"]
@@ -188,17 +188,42 @@ def test_it_listens_on_ipv6_if_told(start):
     assert isinstance(hello(port_of(process), "::1"), messages.Hello)
 
 
-def test_a_taken_udp_port_costs_a_warning_only(start):
+def test_a_taken_udp_port_is_an_error_without_a_traceback(start):
+    """Packets to another port would meet a firewall, or what has this one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         with socket.create_server(("127.0.0.1", 0)) as free:  # TCP's port is, so far
             port = free.getsockname()[1]
             taken.bind(("127.0.0.1", port))
         process = start("--listen", f"127.0.0.1:{port}")
-        assert port_of(process) == port
-        data_port = hello(port).data_port
-        assert data_port != port
-    process.terminate()
-    assert f"UDP port {port} is taken; packets go to {data_port}" in process.communicate(timeout=60)[1]
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (1, "")
+    assert err == (
+        f"jax-passing: Can't take UDP port {port} of 127.0.0.1: {os.strerror(errno.EADDRINUSE)}. Packets go to the "
+        "port where hosts connect: end what has it, or give another one (--listen).\n"
+    )
+
+
+def test_where_any_port_will_do_another_one_is_tried(monkeypatch):
+    """The first ones that the system gives are taken for UDP."""
+    taken = []
+
+    def listen(host, port):
+        assert port == 0
+        listener = socket.create_server((host, 0))
+        if len(taken) < 3:
+            taken.append(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            taken[-1].bind(listener.getsockname())
+        return listener
+
+    monkeypatch.setattr(serve, "_listen", listen)
+    with contextlib.ExitStack() as stack:
+        listener, data_plane = serve._open(SwitchSettings(listen=("127.0.0.1", 0)))
+        stack.enter_context(listener)
+        stack.callback(data_plane.close)
+        assert data_plane.port == listener.getsockname()[1]
+        assert len(taken) == 3
+    for one in taken:
+        one.close()
 
 
 def test_a_taken_tcp_port_is_an_error_without_a_traceback(start):
@@ -215,7 +240,7 @@ def test_a_taken_tcp_port_is_an_error_without_a_traceback(start):
 
 def test_an_address_of_another_machine_isnt_called_taken():
     with pytest.raises(ConfigError, match=r"on 192\.0\.2\.1:7171: .*\. Give an address of this machine\.$"):
-        _listen("192.0.2.1", 7171)
+        serve._listen("192.0.2.1", 7171)
 
 
 def test_jobs_go_on_though_its_terminal_is_gone(start):
