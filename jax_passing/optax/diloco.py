@@ -55,14 +55,14 @@ def diloco(
     every: int,
     fragments: int = 1,
     delay: int = 0,
-    mixing: float = 0.0,
+    mixing: float | None = None,
     wire: str | None = None,
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformationExtraArgs:
     """Takes steps on each host's own gradients; every `every` steps an outer optimizer moves what all hosts share.
 
-        optimizer = jax_passing.optax.diloco(optax.adamw(3e-4), None, "d", every=32, fragments=4, delay=2, mixing=0.5)
+        optimizer = jax_passing.optax.diloco(optax.adamw(3e-4), None, "d", every=32, fragments=4, delay=2)
         updates, state = optimizer.update(gradients, state, params)    # each device's own gradients
         model = jax_passing.optax.shared_params(state, params)         # for evaluation: the same on all hosts
 
@@ -88,7 +88,7 @@ def diloco(
       fragments: into how many parts the parameters are dealt, by arrays.
       delay: V, less than `every`: how many steps later an outer gradient is applied.
       mixing: which share of its own parameters a host keeps when shared ones arrive, 0 to less than 1. What it did
-        during the delay is in there: with a delay, 0.5 is as published.
+        during the delay is in there alone, so 0 throws that away. None: as published, 0.5 with a delay and 0 without.
       wire: how outer gradients travel, as for `psum`: "int8" and "int4" do little harm here.
       strategy: as for `psum`.
       bucket_bytes: as for `psum`.
@@ -108,6 +108,8 @@ def diloco(
             f"diloco(every={every}, delay={delay}): a fragment's sum must be done before its next one starts. Write "
             f"delay={every - 1} or less, or a larger `every`."
         )
+    if mixing is None:
+        mixing = 0.5 if delay else 0.0
     if isinstance(mixing, bool) or not isinstance(mixing, (int, float)) or not 0 <= mixing < 1:
         raise ConfigError(
             f"diloco(mixing={mixing!r}): expected the share of its own parameters that a host keeps, 0 to less than 1."

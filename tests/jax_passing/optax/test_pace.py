@@ -68,6 +68,25 @@ def test_a_delay_has_an_end_before_the_next_sum():
         pace.diloco(SGD, None, "d", every=4, delay=4)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kept"), [({"delay": 0}, 1.0), ({"delay": 2}, 0.5), ({"delay": 2, "mixing": 0.0}, 0.0)]
+)
+def test_steps_of_the_delay_are_kept_by_half(session, arguments, kept):
+    """As published; without a delay a host starts from what is shared."""
+    optimizer = pace.diloco(optax.scale(-1.0), optax.sgd(1.0), "d", every=4, **arguments)
+
+    def step(params, state, gradient):
+        updates, state = optimizer.update({"w": gradient[0]}, state, params)
+        return optax.apply_updates(params, updates), state
+
+    step, params = mapped(step, (P(), P(), P("d"))), {"w": np.zeros((), np.float32)}
+    state = optimizer.init(params)
+    for gradient in (4, 3, 2, 1, 0.5, 0.25):  # four steps that are shared, and two of the delay
+        params, state = step(params, state, np.full(2, gradient, np.float32))
+    assert float(pace.shared_params(state, params)["w"]) == -10
+    assert float(params["w"]) == -10 - 0.75 * kept
+
+
 def test_a_fragment_has_an_array(session):
     with pytest.raises(ConfigError, match="Write fragments=2 or less"):
         pace.diloco(SGD, None, "d", every=4, fragments=3).init(PARAMS)

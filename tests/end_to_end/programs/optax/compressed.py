@@ -1,8 +1,8 @@
 """Sums gradients of several hosts by transformations of optax: compressed.py FOLDER [wires].
 
-Their errors of all steps together are the mean of the hosts' last residuals; results are the same on all hosts; powersgd
-does what the paper says, also behind gradients of zero; and orbax saves and restores each host's state in a folder of
-its own.
+Their errors of all steps together are the mean of the hosts' last residuals; results are the same on all hosts;
+powersgd does what the paper says, also behind gradients of zero; and orbax saves and restores each host's state in a
+folder of its own.
 """
 
 import hashlib

@@ -140,15 +140,15 @@ METHODS: dict[str, tuple[Callable[[], Any], Callable[..., Any], float]] = {
         3 * 2 / 42 * 5.6,
     ),
     "streaming diloco": (
-        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2, mixing=0.5),
+        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2),
         diloco_in_numpy(5, TWO, 2, 0.5, NESTEROV),
         BOUND * OUTER,
     ),
     # These err by less than 2/42 of the largest gradient at each of STEPS steps, times RATE / (1 - MOMENTUM): less.
     "stale in 8 bits": (lambda: pace.stale(INNER, "d", 2, wire="int8"), stale_in_numpy(2), 3 * 2 / 42 * 5.6),
     "streaming diloco in 8 bits": (
-        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2, mixing=0.5, wire="int8"),
-        diloco_in_numpy(5, TWO, 2, 0.5, NESTEROV),
+        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2, mixing=0.25, wire="int8"),
+        diloco_in_numpy(5, TWO, 2, 0.25, NESTEROV),
         3 * 2 / 42 * 5.6,
     ),
     "parallel": (
