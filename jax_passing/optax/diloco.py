@@ -189,11 +189,27 @@ def shared_params(opt_state: Any, params: Any) -> Any:
 
     Args:
       opt_state: the state, or one of `optax.chain` or the like that has it within.
-      params: any of this structure, such as a host's own.
+      params: any of this structure, such as a host's own. What `diloco` wasn't given, as `optax.partition` keeps it from
+        it, is returned as it is here.
 
     Raises:
       ConfigError: the state has nothing of `diloco` within, or more than one, or other parameters.
     """
+    return with_leaves(params, _shared_of(opt_state, params))
+
+
+def not_shared(opt_state: Any, params: Any) -> Leaves:
+    """Returns those of `params` that diloco wasn't given. Raises as `shared_params` does."""
+    shared = _shared_of(opt_state, params)
+    return {path: leaf for path, leaf in _by_path(params).items() if path not in shared}
+
+
+def with_leaves(params: Any, leaves: Leaves) -> Any:
+    """Returns `params` with these in place of those of the same paths."""
+    return jax.tree.unflatten(jax.tree.structure(params), list((_by_path(params) | leaves).values()))
+
+
+def _shared_of(opt_state: Any, params: Any) -> Leaves:
     found = [
         each for each in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, DilocoState))
         if isinstance(each, DilocoState)
@@ -206,13 +222,12 @@ def shared_params(opt_state: Any, params: Any) -> Any:
     shared: Leaves = {}
     for fragment in found[0].fragments:
         shared |= fragment.shared
-    paths = _paths_of(params)
-    if set(paths) != set(shared):
+    if not set(shared).issubset(_paths_of(params)):
         raise ConfigError(
             "shared_params: the state was made for other parameters. Give it those that `init` got, or any with the "
             "same structure."
         )
-    return jax.tree.unflatten(jax.tree.structure(params), [shared[path] for path in paths])
+    return shared
 
 
 def _by_path(tree: Any) -> Leaves:
@@ -231,7 +246,8 @@ def _dealt(params: Any, count: int) -> list[Leaves]:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError(
                 f"diloco: the parameter {path} is {leaf.dtype.name}, and how far it went has no mean of that dtype. "
-                "Keep what isn't trained out of the parameters, or give the others alone to diloco (optax.partition)."
+                "Keep what isn't trained out of the parameters, or give it to jax_passing.optax.set_to_zero() and the "
+                "others to diloco, by optax.partition."
             )
     dealt = make_fragments(paths, [leaf.nbytes for leaf in by_path.values()], count)
     return [{paths[index]: by_path[paths[index]] for index in fragment} for fragment in dealt]

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.errors import ConfigError, NotInitializedError, UnvaryingInputError
-from jax_passing.optax import compressed_psum, powersgd, restart
+from jax_passing.optax import compressed_psum, powersgd, restart, set_to_zero
 from jax_passing.optax.residuals import Residuals
 from support.jax.optimizing import PARAMS, difference, exact_mean, gradients, largest, steps_of
 
@@ -163,6 +163,23 @@ def test_masked_leaves_are_left_alone():
     np.testing.assert_array_equal(own, gradients(0, range(DEVICES))["b"])
     exact = exact_mean(0, DEVICES)
     assert difference(means, (exact["w"], exact["z"])) < CLOSE
+
+
+@pytest.mark.parametrize("make", [compressed_psum, powersgd])
+@pytest.mark.parametrize("beside", ["partition", "masked"])
+def test_parameters_that_are_not_trained(make, beside, check_vma):
+    trained_alone = optax.chain(make("d"), optax.sgd(0.1))
+    if beside == "partition":
+        labels = {"b": "kept", "w": "trained", "z": "trained"}
+        optimizer = optax.partition({"trained": trained_alone, "kept": set_to_zero()}, labels)
+    else:
+        mask = {"b": False, "w": True, "z": True}
+        others = jax.tree.map(lambda each: not each, mask)
+        optimizer = optax.chain(optax.masked(trained_alone, mask), optax.masked(set_to_zero(), others))
+    state = optimizer.init(PARAMS)
+    updates, _ = steps_of(optimizer, DEVICES, check_vma)(gradients(0, range(DEVICES)), state, PARAMS)
+    np.testing.assert_array_equal(updates["b"], np.zeros(7, np.float32))
+    assert difference(updates["z"], -0.1 * exact_mean(0, DEVICES)["z"]) < CLOSE
 
 
 def test_multi_steps_uses_the_last_sum_of_each_few():

@@ -95,8 +95,27 @@ def test_a_fragment_has_an_array(session):
 
 
 def test_only_floats_have_a_mean_of_how_far_they_went(session):
-    with pytest.raises(ConfigError, match=r"the parameter \['count'\] is int32"):
-        pace.diloco(SGD, None, "d", every=4).init({**PARAMS, "count": np.arange(3, dtype=np.int32)})
+    params = {**PARAMS, "count": np.arange(3, dtype=np.int32)}
+    with pytest.raises(ConfigError, match=r"the parameter \['count'\] is int32.*optax.set_to_zero.*by optax.partition"):
+        pace.diloco(SGD, None, "d", every=4).init(params)
+    # As the message says, beside another one that isn't trained.
+    labels = {"w": "trained", "b": "kept", "count": "kept"}
+    diloco = pace.diloco(optax.sgd(1.0), optax.sgd(1.0), "d", every=1)
+    optimizer = optax.partition({"trained": diloco, "kept": pace.set_to_zero()}, labels)
+
+    def step(params, state, scale):
+        own = jax.lax.pcast(params, "d", to="varying")
+
+        def loss(own):
+            return jnp.sum(own["w"]) * scale[0] + jnp.sum(own["b"]) * own["count"][1].astype(np.float32)
+
+        updates, state = optimizer.update(jax.grad(loss, allow_int=True)(own), state, params)
+        return optax.apply_updates(params, updates), state
+
+    after, state = mapped(step, (P(), P(), P("d")))(params, optimizer.init(params), SCALES)
+    expected = params | {"w": params["w"] - np.float32(0.5)}
+    jax.tree.map(np.testing.assert_array_equal, after, expected)
+    jax.tree.map(np.testing.assert_array_equal, pace.shared_params(state, params), expected)
 
 
 @pytest.mark.parametrize(

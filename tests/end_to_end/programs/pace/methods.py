@@ -189,6 +189,21 @@ def distance(one: Any, other: Tree) -> float:
     return max(float(np.abs(np.asarray(one[name], np.float64) - other[name]).max()) for name in other)
 
 
+def check_newcomers(session: jax_passing.Session, mesh: Any) -> None:
+    """A newcomer gets all parameters of rank 0, those too that diloco wasn't given; survivors keep their own."""
+    params = {name: np.full(3, session.rank + number, np.float32) for number, name in enumerate(("kept", "trained"))}
+    both = {"diloco": pace.diloco(INNER, None, "d", every=2), "none": pace.set_to_zero()}
+    state = optax.partition(both, {"kept": "none", "trained": "diloco"}).init(params)
+
+    def agree(params: Any, state: Any, is_newcomer: Any) -> Any:
+        return pace.agree(state, params, "d", is_newcomer)[0]
+
+    agreed = jax.jit(jax.shard_map(agree, mesh=mesh, in_specs=P(), out_specs=P()))
+    for is_newcomer in (session.rank > 0, False):
+        for name, leaf in agreed(params, state, is_newcomer).items():
+            assert np.array_equal(leaf, params[name] - session.rank * is_newcomer), (name, leaf)
+
+
 def main() -> None:
     names = sys.argv[1:] or list(METHODS)
     warnings.simplefilter("error", jax_passing.errors.InsideHostWarning)
@@ -211,6 +226,7 @@ def main() -> None:
             if name != "local_sgd":  # ends between two averages
                 digest.update(b"".join(np.asarray(leaf).tobytes() for leaf in of_all.values()))
             print(f"{name}: off by {found:.1e} (bound {bound:.1e})")
+        check_newcomers(session, mesh)
     print(f"digest {digest.hexdigest()}")
 
 
