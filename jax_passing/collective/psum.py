@@ -38,7 +38,8 @@ def psum(
     Args:
       tree: arrays of any shape, bool, integer, floating point (bfloat16, float16 to float64) or complex; bool is
         summed as int32. A Python number is multiplied by the number of devices that are summed, so
-        `psum(1, axis_name)` counts them. What JAX makes gradients of integers of, float0, stays as it is. Paths, shapes and dtypes must be the same on all hosts.
+        `psum(1, axis_name)` counts them. Gradients of integers (float0) have no values, and stay as they are. Paths,
+        shapes and dtypes must be the same on all hosts.
       axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
       strategy: how the sum is carried out: "passing" (add up inside each host, then in the switch), "flat" (each device
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);

@@ -21,8 +21,8 @@ def agree(opt_state: _State, params: _Params, axis_name: Any, is_newcomer: Any) 
 
     Hosts that train by themselves may be many steps apart when one is lost or comes. So all take the step and the
     shared parameters of rank 0, which is a survivor. A survivor keeps its own parameters and inner optimizer: it loses
-    nothing of what it did. A newcomer begins with the shared parameters, and with rank 0's inner optimizer; so it does with
-    parameters that `diloco` wasn't given.
+    nothing of what it did. A newcomer begins with the shared parameters, and with rank 0's inner optimizer; and
+    with its parameters that `diloco` wasn't given.
 
     Args:
       opt_state: of an optimizer with `diloco` within; a newcomer's own is what `init` made.

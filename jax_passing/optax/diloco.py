@@ -11,7 +11,7 @@ from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
-from jax_passing.optax.arguments import check_count, check_params, named_by
+from jax_passing.optax.arguments import check_count, check_params, named_by, not_in_multi_steps
 from jax_passing.optax.fragments import make_fragments, offset
 from jax_passing.optax.parameters import copied, updates_to
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
@@ -98,7 +98,8 @@ def diloco(
 
     Raises:
       ConfigError: a number is out of its range; `init` got fewer arrays than there are fragments, or arrays
-        of other dtypes than floats; `update` has no parameters, or the mesh spans the hosts.
+        of other dtypes than floats; `update` has no parameters, the mesh spans the hosts,
+        or `optax.MultiSteps` is around it, under `check_vma=True` or with a delay.
     """
     check_count("diloco", "every", every, 1, "It says after how many steps a parameter is synchronised.")
     check_count("diloco", "fragments", fragments, 1, "It says into how many parts the parameters are dealt.")
@@ -126,6 +127,7 @@ def diloco(
         )
         return DilocoState(jnp.zeros((), jnp.int32), inner.init(params), made)
 
+    @not_in_multi_steps("diloco", sums_stay=delay > 0)
     def update(gradients: Any, state: DilocoState, params: Any = None, **extra: Any) -> tuple[Any, DilocoState]:
         check_params("diloco", params)
         mean = mean_inside_host(gradients, axis_name, "diloco")
@@ -189,8 +191,8 @@ def shared_params(opt_state: Any, params: Any) -> Any:
 
     Args:
       opt_state: the state, or one of `optax.chain` or the like that has it within.
-      params: any of this structure, such as a host's own. What `diloco` wasn't given, as `optax.partition` keeps it from
-        it, is returned as it is here.
+      params: any of this structure, such as a host's own. Parameters that `diloco` wasn't given, as with
+        `optax.partition`, are returned as they are here.
 
     Raises:
       ConfigError: the state has nothing of `diloco` within, or more than one, or other parameters.

@@ -15,7 +15,7 @@ from jax_passing.collective.residuals import psum_with_residuals
 from jax_passing.errors import ConfigError
 from jax_passing.optax import low_rank
 from jax_passing.optax import residuals as feedback
-from jax_passing.optax.arguments import check_count, named_by
+from jax_passing.optax.arguments import check_count, named_by, not_in_multi_steps
 from jax_passing.optax.residuals import Residuals
 
 _FUNCTION = "powersgd"
@@ -115,6 +115,7 @@ def powersgd(
     def shape_of(leaf: Any) -> tuple[int, int] | None:
         return low_rank.matrix_shape(leaf, rank, min_compression_rate)
 
+    @not_in_multi_steps(_FUNCTION, sums_stay=False)
     def update(updates: Any, state: PowerSGDState, params: Any = None) -> tuple[Any, PowerSGDState]:
         del params
         feedback.check_axis(axis_name, strategy, _FUNCTION)

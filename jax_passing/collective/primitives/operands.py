@@ -38,7 +38,9 @@ def without_float0(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
 def check_dtype(what: str, dtype: np.dtype, path: str, supported: Sequence[str] = SUPPORTED_DTYPES) -> None:
     """Raises UnsupportedDtypeError if `supported` lacks the dtype of `what`, a leaf with this path."""
     if dtype == jax.dtypes.float0:
-        raise UnsupportedDtypeError(f"{what}{_at(path)}: it is of float0, as gradients of integers are, which has no values: leave it out.")
+        raise UnsupportedDtypeError(
+            f"{what}{_at(path)}: it is of float0, as gradients of integers are, which has no values: leave it out."
+        )
     if dtype.name not in supported:
         raise UnsupportedDtypeError(f"{what}{_at(path)}: cast it first. Supported are {', '.join(supported)}.")
 

@@ -190,6 +190,17 @@ def test_multi_steps_uses_the_last_sum_of_each_few():
     assert difference(params, expected) < CLOSE
 
 
+@pytest.mark.parametrize("make", [compressed_psum, powersgd])
+def test_multi_steps_belongs_behind_the_sum_where_types_say_so(make):
+    with pytest.raises(
+        ConfigError, match=rf"MultiSteps around {make.__name__} .*optax.chain\({make.__name__}\(\.\.\.\)"
+    ):
+        trained(optax.MultiSteps(make("d"), 2), 1)
+    behind = optax.chain(make("d"), optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
+    params, _ = trained(behind, 2)
+    assert difference(params["z"], -0.1 * np.mean([exact_mean(number, DEVICES)["z"] for number in range(2)], 0)) < CLOSE
+
+
 def test_in_a_train_state_of_flax():
     optimizer = optax.chain(compressed_psum("d"), optax.sgd(0.1))
     train_state = TrainState.create(apply_fn=None, params=PARAMS, tx=optimizer)

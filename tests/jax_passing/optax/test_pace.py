@@ -3,6 +3,7 @@
 tests/end_to_end/programs/pace compares them with numpy on several hosts."""
 
 import re
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -143,6 +144,30 @@ def test_steps_that_wait_apply_nothing_and_later_ones_the_mean_of_then(session, 
     assert int(state.inner.count) == 2
     assert [bool(pending.is_running) for pending in state.pending] == [True, True]
     assert not any(pending.is_running for pending in mapped(pace.finish, check_vma=check_vma)(state).pending)
+
+
+@pytest.mark.parametrize(
+    ("make", "sums_stay"),
+    [
+        (lambda inner: pace.stale(inner, "d", 1), True),
+        (lambda inner: pace.diloco(inner, None, "d", every=2, delay=1), True),
+        (lambda inner: pace.diloco(inner, None, "d", every=2), False),
+        (lambda inner: pace.local_sgd(inner, "d", every=2), False),
+    ],
+    ids=["stale", "diloco with a delay", "diloco", "local_sgd"],
+)
+def test_multi_steps_belongs_inside(session, make, sums_stay, check_vma):
+    """Around, it would drop sums that are on their way, or have accumulators that are each device's own."""
+    around, inside = optax.MultiSteps(make(SGD), 2), make(optax.MultiSteps(SGD, 2))
+    refused = sums_stay or check_vma
+    with pytest.raises(ConfigError, match=r"MultiSteps around .*\(optax.MultiSteps") if refused else nullcontext():
+        step_of(around, check_vma)(PARAMS, around.init(PARAMS), SCALES)
+    params, state = PARAMS, inside.init(PARAMS)
+    step = step_of(inside, check_vma)
+    for _ in range(4):
+        params, state = step(params, state, SCALES)
+    mapped(pace.finish, check_vma=check_vma)(state)
+    assert np.all(params["w"] < 1)
 
 
 def test_no_staleness_is_a_mean_and_the_inner_optimizer(session, check_vma):
