@@ -130,7 +130,7 @@ def _as_array(leaf: Any, path: str) -> np.ndarray:
 def _over_hosts(arrays: list[np.ndarray], scope: scopes.Scope, site: Site) -> list[np.ndarray]:
     """Sums by a program on one device, so that each host has one part in it."""
     device = min(jax.local_devices(backend="cpu"), key=lambda device: device.id)
-    with jax.enable_x64(True), jax.set_mesh(None), translate():
+    with jax.disable_jit(False), jax.enable_x64(True), jax.set_mesh(None), translate():
         operands = [jax.device_put(array, device) for array in arrays]
         inside.between_programs(sum(any(arrays[i].size for i in bucket) for bucket in buckets_of(arrays, site)))
         return [np.asarray(each) for each in _program(scope, site)(*operands)]
