@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast
 import jax
 import optax
 
-from jax_passing._compat import named_axes
-from jax_passing.errors import ConfigError
+from jax_passing.errors import ConfigError, UnvaryingInputError
 
 _Update = TypeVar("_Update", bound=Callable[..., Any])
 _IN_CHAINS = ("compressed_psum", "powersgd")
@@ -51,25 +50,28 @@ def not_in_multi_steps(function: str, *, sums_stay: bool) -> Callable[[_Update],
       sums_stay: whether its state has sums on their way.
     """
 
+    def refused() -> ConfigError:
+        drops = "drops the state after most steps, and with it sums that are on their way"
+        adds_up = "adds up each device's own gradients, which can't be a state under shard_map(check_vma=True)"
+        behind = f"optax.chain({function}(...), optax.MultiSteps(...).gradient_transformation())"
+        inside = f"{function}(optax.MultiSteps(...), ...)"
+        return ConfigError(
+            f"optax.MultiSteps around {function} {drops if sums_stay else adds_up}. Put it behind the sum: "
+            f"{behind if function in _IN_CHAINS else inside}. To send one sum for several small steps, add up "
+            "gradients before you call update."
+        )
+
     def decorate(update: _Update) -> _Update:
         @functools.wraps(update)
         def checked(*args: Any, **kwargs: Any) -> Any:
-            if (sums_stay or named_axes.check_vma()) and _in_multi_steps():
-                how = (
-                    "drops the state after most steps, and with it sums that are on their way"
-                    if sums_stay
-                    else "adds up each device's own gradients, which can't be a state under shard_map(check_vma=True)"
-                )
-                inside = (
-                    f"optax.chain({function}(...), optax.MultiSteps(...).gradient_transformation())"
-                    if function in _IN_CHAINS
-                    else f"{function}(optax.MultiSteps(...), ...)"
-                )
-                raise ConfigError(
-                    f"optax.MultiSteps around {function} {how}. Put it behind the sum: {inside}. To send one sum for "
-                    f"several small steps, add up gradients before you call update."
-                )
-            return update(*args, **kwargs)
+            if sums_stay and _in_multi_steps():
+                raise refused()
+            try:
+                return update(*args, **kwargs)
+            except UnvaryingInputError:
+                if _in_multi_steps():
+                    raise refused() from None
+                raise
 
         return cast(_Update, checked)
 
