@@ -1,4 +1,4 @@
-"""What a debugger's `jax.disable_jit()` changes: nothing. Primitives outside of jit compile all the same."""
+"""`jax.disable_jit()`, which debuggers ask for, changes nothing: primitives outside of jit compile all the same."""
 
 import jax
 import jax.numpy as jnp
