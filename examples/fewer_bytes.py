@@ -17,7 +17,7 @@ PACES = {"synchronous": 0, "stale": 1, "local-sgd": 10, "diloco": 20}  # with th
 
 def choose(given, optimizer, axis):
     """Returns a counterpart of jax.value_and_grad, and the optimizer that takes its gradients."""
-    name, number = given.pace
+    name, number, delay = given.pace
     match name:
         case "synchronous" if given.powersgd is not None:
             return own_gradients(axis), optax.chain(powersgd(axis, given.powersgd, wire=given.wire), optimizer)
@@ -34,7 +34,7 @@ def choose(given, optimizer, axis):
         case "diloco":
             # The published momentum is 0.9. Hosts meet too few times in these trainings for that to settle.
             outer = optax.sgd(0.7, momentum=0.5, nesterov=True)
-            return own_gradients(axis), diloco(optimizer, outer, axis, every=number, wire=given.wire)
+            return own_gradients(axis), diloco(optimizer, outer, axis, every=number, delay=delay, wire=given.wire)
 
 
 def own_gradients(axis):
@@ -85,22 +85,24 @@ def add_options(parser, dtype):
         default="synchronous",
         metavar="NAME[:N]",
         help="synchronous (the default); stale:N, a step takes the sum of N steps ago; local-sgd:N or diloco:N, hosts "
-        "train by themselves and meet every N steps",
+        "train by themselves and meet every N steps; diloco:N:V, what they sum then arrives V steps later",
     )
     add("--dtype", choices=("float32", "bfloat16"), default=dtype, help=f"of parameters and gradients ({dtype})")
     add("--seed", type=int, default=0, help="of parameters, batches and rounding; the same on all hosts")
 
 
 def pace(text):
-    name, _, number = text.partition(":")
-    if name not in PACES or (number and not number.isdecimal()):
+    name, *numbers = text.split(":")
+    most = 2 if name == "diloco" else 1
+    if name not in PACES or len(numbers) > most or not all(map(str.isdecimal, numbers)):
         raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(PACES)}, with a number (stale:2) or without")
-    return name, int(number or PACES[name])
+    number, delay = [*map(int, numbers), *(PACES[name], 0)[len(numbers) :]]
+    return name, number, delay
 
 
 def parse(parser):
     given = parser.parse_args()
-    name, _ = given.pace
+    name = given.pace[0]
     if given.powersgd is not None and name != "synchronous":
         parser.error("--powersgd goes with no other --pace than synchronous")
     if name == "local-sgd" and given.wire != "full":

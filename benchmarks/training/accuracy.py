@@ -41,6 +41,7 @@ METHODS = {
     "local SGD, every 10": "--pace local-sgd:10",
     "DiLoCo, every 20": "--pace diloco:20",
     "DiLoCo, every 20, int4": "--pace diloco:20 --wire int4",
+    "DiLoCo, every 20, delay 5": "--pace diloco:20:5",
 }
 BASELINE = "bfloat16"
 HIDES = ("stale by 1",)  # whole steps hide the sums of these

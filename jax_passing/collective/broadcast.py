@@ -14,6 +14,7 @@ from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.primitives import composed
 from jax_passing.collective.primitives.bits import from_words, to_words
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
+from jax_passing.collective.primitives.operands import without_float0
 from jax_passing.errors import ConfigError
 
 _T = TypeVar("_T")
@@ -50,15 +51,17 @@ def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
             raise ConfigError(f"broadcast from root={root!r}: in an elastic session only device 0 is sure to be there.")
     elif not is_index or not 0 <= root < all_devices.size:
         raise ConfigError(f"broadcast from root={root!r}: expected a Python integer from 0 to {all_devices.size - 1}.")
-    arrays, treedef = composed.operands(tree, along)
+    sent, whole = without_float0(tree)
+    arrays, treedef = composed.operands(sent, along)
     if not arrays:
         return tree
     invariant = named_axes.check_vma() and bool(named_axes.must_vary(along.axes))
-    site = composed.site(f"broadcast from {root}", along, tree, arrays)
+    site = composed.site(f"broadcast from {root}", along, sent, arrays)
     results = passing_broadcast_p.bind(
         *arrays, span=all_devices, root=int(root), invariant=invariant, vmapped=False, site=site
     )
-    return jax.tree.unflatten(treedef, results)
+    result: _T = whole(jax.tree.unflatten(treedef, results))
+    return result
 
 
 # The primitive: arrays to arrays of the same shapes and dtypes.

@@ -15,6 +15,7 @@ from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.primitives import composed
 from jax_passing.collective.primitives.bits import from_key, halves, to_key, whole
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
+from jax_passing.collective.primitives.operands import without_float0
 
 _T = TypeVar("_T")
 
@@ -37,7 +38,9 @@ def pmax(tree: _T, axis_name: Any) -> _T:
       GradientError: it is differentiated.
       NotInitializedError, ConfigError, ThreadError, NameError: as `psum`.
     """
-    return _extreme(tree, axis_name, largest=True)
+    compared, whole = without_float0(tree)
+    result: _T = whole(_extreme(compared, axis_name, largest=True))
+    return result
 
 
 def pmin(tree: _T, axis_name: Any) -> _T:
@@ -55,7 +58,9 @@ def pmin(tree: _T, axis_name: Any) -> _T:
 
     Raises as `pmax` does.
     """
-    return _extreme(tree, axis_name, largest=False)
+    compared, whole = without_float0(tree)
+    result: _T = whole(_extreme(compared, axis_name, largest=False))
+    return result
 
 
 def _extreme(tree: _T, axis_name: Any, largest: bool) -> _T:

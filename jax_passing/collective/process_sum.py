@@ -12,7 +12,7 @@ from jax_passing.collective.axes import Extent
 from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_text
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, buckets_of
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.primitives.operands import check_dtype
+from jax_passing.collective.primitives.operands import check_dtype, without_float0
 from jax_passing.errors import ConfigError, RankZeroError, translate
 from jax_passing.host import inside, session
 from jax_passing.host import scope as scopes
@@ -46,12 +46,13 @@ def process_sum(tree: Any) -> Any:
       DeadlineExceededError: other hosts didn't come in time.
       PassingError: the session failed in another way.
     """
-    leaves, treedef = jax.tree.flatten(tree)
+    summed, whole = without_float0(tree)
+    leaves, treedef = jax.tree.flatten(summed)
     _check_outside("process_sum", leaves)
     scope = scopes.required("process_sum")
     if not leaves:
         return tree
-    paths = paths_of(tree)
+    paths = paths_of(summed)
     arrays = [_as_array(leaf, path) for leaf, path in zip(leaves, paths, strict=True)]
     types = [type_text(array) for array in arrays]
     site = new_site(scope.stream, "passing", DEFAULT_BUCKET_BYTES, paths, function="process_sum", types=types)
@@ -59,7 +60,7 @@ def process_sum(tree: Any) -> Any:
     results = [
         each if isinstance(leaf, np.ndarray | jax.Array) else each[()] for each, leaf in zip(sums, leaves, strict=True)
     ]
-    return jax.tree.unflatten(treedef, results)
+    return whole(jax.tree.unflatten(treedef, results))
 
 
 def barrier() -> None:
@@ -129,7 +130,7 @@ def _as_array(leaf: Any, path: str) -> np.ndarray:
 def _over_hosts(arrays: list[np.ndarray], scope: scopes.Scope, site: Site) -> list[np.ndarray]:
     """Sums by a program on one device, so that each host has one part in it."""
     device = min(jax.local_devices(backend="cpu"), key=lambda device: device.id)
-    with jax.enable_x64(True), jax.set_mesh(None), translate():
+    with jax.disable_jit(False), jax.enable_x64(True), jax.set_mesh(None), translate():
         operands = [jax.device_put(array, device) for array in arrays]
         inside.between_programs(sum(any(arrays[i].size for i in bucket) for bucket in buckets_of(arrays, site)))
         return [np.asarray(each) for each in _program(scope, site)(*operands)]

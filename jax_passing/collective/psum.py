@@ -15,7 +15,7 @@ from jax_passing.collective.primitives.bucketed_sum import (
     is_number,
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.primitives.operands import summand
+from jax_passing.collective.primitives.operands import summand, without_float0
 
 _T = TypeVar("_T")
 
@@ -38,7 +38,8 @@ def psum(
     Args:
       tree: arrays of any shape, bool, integer, floating point (bfloat16, float16 to float64) or complex; bool is
         summed as int32. A Python number is multiplied by the number of devices that are summed, so
-        `psum(1, axis_name)` counts them. Paths, shapes and dtypes must be the same on all hosts.
+        `psum(1, axis_name)` counts them. Gradients of integers (float0) have no values, and stay as they are. Paths,
+        shapes and dtypes must be the same on all hosts.
       axis_name: name of an axis of shard_map, pmap or vmap, or a tuple of names.
       strategy: how the sum is carried out: "passing" (add up inside each host, then in the switch), "flat" (each device
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
@@ -63,7 +64,9 @@ def psum(
       ThreadError: another thread called `init`.
       NameError: an axis is not bound here.
     """
-    return sum_of(tree, axis_name, strategy, wire, bucket_bytes, "psum")
+    summed, whole = without_float0(tree)
+    result: _T = whole(sum_of(summed, axis_name, strategy, wire, bucket_bytes, "psum"))
+    return result
 
 
 def pmean(
@@ -94,7 +97,10 @@ def pmean(
       UnsupportedDtypeError, UnvaryingInputError, ConfigError, ThreadError, NameError: as `psum`.
     """
     count = device_count(extent(axis_name), "pmean")
-    return jax.tree.map(lambda x: x / count, sum_of(tree, axis_name, strategy, wire, bucket_bytes, "pmean"))
+    summed, whole = without_float0(tree)
+    sums = sum_of(summed, axis_name, strategy, wire, bucket_bytes, "pmean")
+    result: _T = whole(jax.tree.map(lambda x: x / count, sums))
+    return result
 
 
 def sum_of(tree: _T, axis_name: Any, strategy: str | None, wire: str | None, bucket_bytes: int, function: str) -> _T:

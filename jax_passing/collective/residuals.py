@@ -19,7 +19,7 @@ from jax_passing.collective.primitives.bucketed_sum import (
     nothing_lost,
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.primitives.operands import summand
+from jax_passing.collective.primitives.operands import summand, without_float0
 
 _T = TypeVar("_T")
 
@@ -63,8 +63,9 @@ def psum_with_residuals(
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
     wanted = check_strategy(strategy, along)
-    leaves, treedef = jax.tree.flatten(tree)
-    paths = paths_of(tree)
+    summed, whole = without_float0(tree)
+    leaves, treedef = jax.tree.flatten(summed)
+    paths = paths_of(summed)
     arrays = [summand(leaf, along.axes, function, path) for leaf, path in zip(leaves, paths, strict=True)]
     site = new_site(along.scope.stream, wanted, bucket_bytes, paths, wire=check_wire(wire, along, wanted))
     if not along.axes:
@@ -75,4 +76,4 @@ def psum_with_residuals(
     else:
         results = bucketed_sum(arrays, along, site, residuals=True)
     count = len(arrays)
-    return jax.tree.unflatten(treedef, results[:count]), jax.tree.unflatten(treedef, results[count:])
+    return whole(jax.tree.unflatten(treedef, results[:count])), whole(jax.tree.unflatten(treedef, results[count:]))

@@ -17,4 +17,5 @@ from jax_passing.optax.finish import finish as finish
 from jax_passing.optax.local_sgd import local_sgd as local_sgd
 from jax_passing.optax.powersgd import powersgd as powersgd
 from jax_passing.optax.restart import restart as restart
+from jax_passing.optax.set_to_zero import set_to_zero as set_to_zero
 from jax_passing.optax.stale import stale as stale

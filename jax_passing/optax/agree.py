@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_passing.collective.broadcast import broadcast
-from jax_passing.optax.diloco import DilocoState, shared_params
+from jax_passing.optax.diloco import DilocoState, not_shared, shared_params, with_leaves
 from jax_passing.optax.restart import restart
 
 _Params = TypeVar("_Params")
@@ -21,7 +21,8 @@ def agree(opt_state: _State, params: _Params, axis_name: Any, is_newcomer: Any) 
 
     Hosts that train by themselves may be many steps apart when one is lost or comes. So all take the step and the
     shared parameters of rank 0, which is a survivor. A survivor keeps its own parameters and inner optimizer: it loses
-    nothing of what it did. A newcomer begins with the shared parameters, and with rank 0's inner optimizer.
+    nothing of what it did. A newcomer begins with the shared parameters, and with rank 0's inner optimizer; and
+    with its parameters that `diloco` wasn't given.
 
     Args:
       opt_state: of an optimizer with `diloco` within; a newcomer's own is what `init` made.
@@ -44,6 +45,6 @@ def agree(opt_state: _State, params: _Params, axis_name: Any, is_newcomer: Any) 
             return DilocoState(theirs.steps, of_rank_0(own.inner, theirs.inner), theirs.fragments)
         return of_rank_0(own, theirs)
 
-    theirs = broadcast(opt_state, axis_name)
+    theirs, others = broadcast((opt_state, not_shared(opt_state, params)), axis_name)
     state = restart(jax.tree.map(merged, opt_state, theirs, is_leaf=lambda each: isinstance(each, DilocoState)))
-    return of_rank_0(params, shared_params(state, params)), state
+    return of_rank_0(params, shared_params(state, with_leaves(params, others))), state

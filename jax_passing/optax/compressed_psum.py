@@ -11,6 +11,7 @@ from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.collective.residuals import psum_with_residuals
 from jax_passing.optax import residuals as feedback
+from jax_passing.optax.arguments import not_in_multi_steps
 from jax_passing.optax.residuals import Residuals
 
 
@@ -68,8 +69,8 @@ def compressed_psum(
     by `P()`. Hosts have different ones: let each save its own, in a folder for each rank. `jax_passing.optax.restart`
     sets them to zero when the hosts change. `optax.MultiSteps` around it calls it, and so sums, in each of its small
     steps, and uses the last sum: add up gradients inside of the step if bytes matter. Its accumulators are each
-    device's own, so it needs `check_vma=False` or pmap. `optax.apply_if_finite` decides by each device's own gradients:
-    put it behind this transformation, never around it.
+    device's own, so it needs `check_vma=False` or pmap; else ConfigError says where it belongs. `optax.apply_if_finite`
+    decides by each device's own gradients: put it behind this transformation, never around it.
 
     Args:
       axis_name: as for `jax_passing.psum`.
@@ -80,7 +81,7 @@ def compressed_psum(
 
     Raises:
       ConfigError: here, an unknown wire. In `update`, the state belongs to another model, the wire is too narrow for so
-        many hosts, or a mesh spans the processes.
+        many hosts, a mesh spans the processes, or `optax.MultiSteps` is around it under `check_vma=True`.
       NotInitializedError, UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: in `update`, as
         `jax_passing.psum`.
     """
@@ -90,6 +91,7 @@ def compressed_psum(
     def init(params: Any) -> CompressedPsumState:
         return CompressedPsumState(feedback.zeros(params) if error_feedback else None)
 
+    @not_in_multi_steps(function, sums_stay=False)
     def update(updates: Any, state: CompressedPsumState, params: Any = None) -> tuple[Any, CompressedPsumState]:
         del params
         if state.residuals is None:

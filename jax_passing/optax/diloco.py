@@ -11,7 +11,7 @@ from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
-from jax_passing.optax.arguments import check_count, check_params, named_by
+from jax_passing.optax.arguments import check_count, check_params, named_by, not_in_multi_steps
 from jax_passing.optax.fragments import make_fragments, offset
 from jax_passing.optax.parameters import copied, updates_to
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
@@ -55,14 +55,14 @@ def diloco(
     every: int,
     fragments: int = 1,
     delay: int = 0,
-    mixing: float = 0.0,
+    mixing: float | None = None,
     wire: str | None = None,
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformationExtraArgs:
     """Takes steps on each host's own gradients; every `every` steps an outer optimizer moves what all hosts share.
 
-        optimizer = jax_passing.optax.diloco(optax.adamw(3e-4), None, "d", every=32, fragments=4, delay=2, mixing=0.5)
+        optimizer = jax_passing.optax.diloco(optax.adamw(3e-4), None, "d", every=32, fragments=4, delay=2)
         updates, state = optimizer.update(gradients, state, params)    # each device's own gradients
         model = jax_passing.optax.shared_params(state, params)         # for evaluation: the same on all hosts
 
@@ -88,7 +88,7 @@ def diloco(
       fragments: into how many parts the parameters are dealt, by arrays.
       delay: V, less than `every`: how many steps later an outer gradient is applied.
       mixing: which share of its own parameters a host keeps when shared ones arrive, 0 to less than 1. What it did
-        during the delay is in there: with a delay, 0.5 is as published.
+        during the delay is in there alone, so 0 throws that away. None: as published, 0.5 with a delay and 0 without.
       wire: how outer gradients travel, as for `psum`: "int8" and "int4" do little harm here.
       strategy: as for `psum`.
       bucket_bytes: as for `psum`.
@@ -98,7 +98,8 @@ def diloco(
 
     Raises:
       ConfigError: a number is out of its range; `init` got fewer arrays than there are fragments, or arrays
-        of other dtypes than floats; `update` has no parameters, or the mesh spans the hosts.
+        of other dtypes than floats; `update` has no parameters, the mesh spans the hosts,
+        or `optax.MultiSteps` is around it, under `check_vma=True` or with a delay.
     """
     check_count("diloco", "every", every, 1, "It says after how many steps a parameter is synchronised.")
     check_count("diloco", "fragments", fragments, 1, "It says into how many parts the parameters are dealt.")
@@ -108,6 +109,8 @@ def diloco(
             f"diloco(every={every}, delay={delay}): a fragment's sum must be done before its next one starts. Write "
             f"delay={every - 1} or less, or a larger `every`."
         )
+    if mixing is None:
+        mixing = 0.5 if delay else 0.0
     if isinstance(mixing, bool) or not isinstance(mixing, (int, float)) or not 0 <= mixing < 1:
         raise ConfigError(
             f"diloco(mixing={mixing!r}): expected the share of its own parameters that a host keeps, 0 to less than 1."
@@ -124,6 +127,7 @@ def diloco(
         )
         return DilocoState(jnp.zeros((), jnp.int32), inner.init(params), made)
 
+    @not_in_multi_steps("diloco", sums_stay=delay > 0)
     def update(gradients: Any, state: DilocoState, params: Any = None, **extra: Any) -> tuple[Any, DilocoState]:
         check_params("diloco", params)
         mean = mean_inside_host(gradients, axis_name, "diloco")
@@ -187,11 +191,27 @@ def shared_params(opt_state: Any, params: Any) -> Any:
 
     Args:
       opt_state: the state, or one of `optax.chain` or the like that has it within.
-      params: any of this structure, such as a host's own.
+      params: any of this structure, such as a host's own. Parameters that `diloco` wasn't given, as with
+        `optax.partition`, are returned as they are here.
 
     Raises:
       ConfigError: the state has nothing of `diloco` within, or more than one, or other parameters.
     """
+    return with_leaves(params, _shared_of(opt_state, params))
+
+
+def not_shared(opt_state: Any, params: Any) -> Leaves:
+    """Returns those of `params` that diloco wasn't given. Raises as `shared_params` does."""
+    shared = _shared_of(opt_state, params)
+    return {path: leaf for path, leaf in _by_path(params).items() if path not in shared}
+
+
+def with_leaves(params: Any, leaves: Leaves) -> Any:
+    """Returns `params` with these in place of those of the same paths."""
+    return jax.tree.unflatten(jax.tree.structure(params), list((_by_path(params) | leaves).values()))
+
+
+def _shared_of(opt_state: Any, params: Any) -> Leaves:
     found = [
         each for each in jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, DilocoState))
         if isinstance(each, DilocoState)
@@ -204,13 +224,12 @@ def shared_params(opt_state: Any, params: Any) -> Any:
     shared: Leaves = {}
     for fragment in found[0].fragments:
         shared |= fragment.shared
-    paths = _paths_of(params)
-    if set(paths) != set(shared):
+    if not set(shared).issubset(_paths_of(params)):
         raise ConfigError(
             "shared_params: the state was made for other parameters. Give it those that `init` got, or any with the "
             "same structure."
         )
-    return jax.tree.unflatten(jax.tree.structure(params), [shared[path] for path in paths])
+    return shared
 
 
 def _by_path(tree: Any) -> Leaves:
@@ -229,7 +248,8 @@ def _dealt(params: Any, count: int) -> list[Leaves]:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise ConfigError(
                 f"diloco: the parameter {path} is {leaf.dtype.name}, and how far it went has no mean of that dtype. "
-                "Keep what isn't trained out of the parameters, or give the others alone to diloco (optax.partition)."
+                "Keep what isn't trained out of the parameters, or give it to jax_passing.optax.set_to_zero() and the "
+                "others to diloco, by optax.partition."
             )
     dealt = make_fragments(paths, [leaf.nbytes for leaf in by_path.values()], count)
     return [{paths[index]: by_path[paths[index]] for index in fragment} for fragment in dealt]

@@ -9,7 +9,7 @@ import optax
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
-from jax_passing.optax.arguments import check_count, check_params, named_by
+from jax_passing.optax.arguments import check_count, check_params, named_by, not_in_multi_steps
 from jax_passing.optax.parameters import updates_to
 
 
@@ -61,7 +61,8 @@ def local_sgd(
       axis.
 
     Raises:
-      ConfigError: `every` isn't a whole number from 1 on; `update` has no parameters, or the mesh spans the hosts.
+      ConfigError: `every` isn't a whole number from 1 on; `update` has no parameters, the mesh spans the hosts, or
+        `optax.MultiSteps` is around it under `check_vma=True`.
     """
     check_count("local_sgd", "every", every, 1, "It says after how many steps hosts average their parameters.")
     inner = optax.with_extra_args_support(inner)
@@ -70,6 +71,7 @@ def local_sgd(
     def init(params: Any) -> LocalSgdState:
         return LocalSgdState(jnp.zeros((), jnp.int32), inner.init(params))
 
+    @not_in_multi_steps("local_sgd", sums_stay=False)
     def update(gradients: Any, state: LocalSgdState, params: Any = None, **extra: Any) -> tuple[Any, LocalSgdState]:
         check_params("local_sgd", params)
         mean = mean_inside_host(gradients, axis_name, "local_sgd")

@@ -37,9 +37,26 @@ def orthonormal(rows: jax.Array) -> jax.Array:
     """Returns an orthonormal basis of the space of the rows, as rows; of a larger one if they are dependent.
 
     By Householder's reflections, which give orthonormal rows even where these are dependent or zero. (Gram and Schmidt
-    would divide by the norm of what rounding has left there.)
+    would divide by the norm of what rounding has left there.) Each row has the sign with which it stands in its own.
     """
-    return jnp.linalg.qr(rows.T)[0].T
+    basis, coefficients = jnp.linalg.qr(rows.T)
+    return jnp.where(jnp.diagonal(coefficients)[:, None] < 0, -basis.T, basis.T)
+
+
+_FORMER = 2.0**-12  # far above float32's rounding, far below what matters of a direction
+
+
+def next_factor(found: jax.Array, former: jax.Array) -> jax.Array:
+    """Returns Q of the next step, R of this one with a small part of the orthonormal Q that it came from.
+
+    Where R lacks directions, as its gradients were zero or of lower rank, those of the former Q stay: orthonormal()
+    would make up others, the first columns, and where the gradients stay zero there, none would ever be found again.
+    With B for the former Q and P = orthonormal(the mean of B Mᵀ) = orthonormal(L P), where L is triangular and has no
+    negative diagonal, R Bᵀ = P M Bᵀ = Lᵀ. So (R / scale + small B) Bᵀ is triangular, with a diagonal of at least
+    `small`: its rows are independent, whatever R is.
+    """
+    scale = jnp.max(jnp.abs(found), initial=0)
+    return jnp.where(scale > 0, found / scale, 0) + _FORMER * former
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:

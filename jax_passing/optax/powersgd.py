@@ -15,7 +15,7 @@ from jax_passing.collective.residuals import psum_with_residuals
 from jax_passing.errors import ConfigError
 from jax_passing.optax import low_rank
 from jax_passing.optax import residuals as feedback
-from jax_passing.optax.arguments import check_count, named_by
+from jax_passing.optax.arguments import check_count, named_by, not_in_multi_steps
 from jax_passing.optax.residuals import Residuals
 
 _FUNCTION = "powersgd"
@@ -56,7 +56,8 @@ def powersgd(
         M = the mean of the gradients of this host's devices (over fast links) + this host's residual
         P = the mean over hosts of M Q, made orthonormal                                   the first sum
         R = the mean over hosts of Mᵀ P                                                    the second sum
-        P Rᵀ is the result; the residual is M - P Rₕᵀ, Rₕ = Mᵀ P of this host; and R is the next step's Q.
+        P Rᵀ is the result; the residual is M - P Rₕᵀ, Rₕ = Mᵀ P of this host; and R is the next step's Q, with a small
+        part (2^-12) of this step's: so what R lacks, as gradients were zero or of lower rank, isn't lost.
 
     **Which residual.** M - P Rₕᵀ is what this host left out of the sum, so as for `compressed_psum` the sum of all
     results so far differs from that of the exact means by the mean over hosts of the last residuals alone, and on every
@@ -114,6 +115,7 @@ def powersgd(
     def shape_of(leaf: Any) -> tuple[int, int] | None:
         return low_rank.matrix_shape(leaf, rank, min_compression_rate)
 
+    @not_in_multi_steps(_FUNCTION, sums_stay=False)
     def update(updates: Any, state: PowerSGDState, params: Any = None) -> tuple[Any, PowerSGDState]:
         del params
         feedback.check_axis(axis_name, strategy, _FUNCTION)
@@ -151,7 +153,8 @@ class _Step(NamedTuple):
     def factored(self, factors: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         matrices = self._matrices(factors)
         # Factors are sent column by column, as rows: a block of elements, which has one scale, is then of one column.
-        rows = {i: low_rank.product(low_rank.orthonormal(factors[i]), matrix.T) for i, matrix in matrices.items()}
+        former = {i: low_rank.orthonormal(factors[i]) for i in matrices}
+        rows = {i: low_rank.product(former[i], matrix.T) for i, matrix in matrices.items()}
         own = each_device_own(rows, self.axis_name)
         given = [own[i] if i in own else feedback.added(leaf, self.before[i]) for i, leaf in enumerate(self.leaves)]
         if matrices:
@@ -172,7 +175,7 @@ class _Step(NamedTuple):
             means[i] = low_rank.product(base, seconds[i]).reshape(leaf.shape).astype(leaf.dtype)
             rest = (matrix - low_rank.product(base, rows[i] - left[i])).reshape(leaf.shape)
             after[i] = jnp.where(is_finite, rest.astype(after[i].dtype), self.before[i])
-            factors[i] = jnp.where(is_finite, seconds[i], factors[i])
+            factors[i] = jnp.where(is_finite, low_rank.next_factor(seconds[i], former[i]), factors[i])
         return means, factors, after
 
     def _matrices(self, factors: list[Any]) -> dict[int, jax.Array]:

@@ -10,7 +10,7 @@ from jax_passing.collective.axes import extent, require_session
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
-from jax_passing.optax.arguments import check_count, named_by
+from jax_passing.optax.arguments import check_count, named_by, not_in_multi_steps
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
 
 _STALENESS_MAX = 63  # sums of earlier steps: with the step's own it is kUnfinishedMax of xla_ffi/ffi/sum_handles.h
@@ -66,7 +66,7 @@ def stale(
       same on all devices of all hosts.
 
     Raises:
-      ConfigError: `staleness` isn't a whole number, or is out of its range.
+      ConfigError: `staleness` isn't a whole number, or is out of its range; `optax.MultiSteps` is around it.
     """
     check_count("stale", "staleness", staleness, 0, "It says how many steps later a step's gradients are applied.")
     if staleness > _STALENESS_MAX:
@@ -80,6 +80,7 @@ def stale(
     def init(params: Any) -> StaleState:
         return StaleState(tuple(nothing(params, axis_name, **options) for _ in range(staleness)), inner.init(params))
 
+    @not_in_multi_steps("stale", sums_stay=staleness > 0)
     def update(gradients: Any, state: StaleState, params: Any = None, **extra: Any) -> tuple[Any, StaleState]:
         require_session(extent(axis_name), "optax.stale")
         if not staleness:

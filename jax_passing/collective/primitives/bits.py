@@ -49,6 +49,8 @@ def _width(dtype: Any) -> int:
         return int(jnp.iinfo(dtype).bits)
     if jnp.issubdtype(dtype, jnp.floating):
         return int(jnp.finfo(dtype).bits)
+    if dtype == jax.dtypes.float0:
+        raise UnsupportedDtypeError("float0 has no bits that could be sent, so leave it out")
     raise UnsupportedDtypeError(
         f"the bits of {dtype} can't be sent; of random keys take jax.random.key_data, and wrap_key_data afterwards"
     )

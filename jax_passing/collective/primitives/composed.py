@@ -19,6 +19,7 @@ from jax_passing.collective.axes import Extent, Span
 from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_text
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.passing_psum import check_not_vmapped, declared_here, linear_jvp
+from jax_passing.collective.runtime.evaluation import evaluate as run_alone
 from jax_passing.errors import GradientError
 
 Arrays = list[Any]
@@ -99,11 +100,7 @@ def define(
         vmapped = vmapped or (axis_data.name in along.axes and declared_here(axis_data.name, along.over_hosts))
         return batch(axis_data, leaves, dims, span=span, vmapped=vmapped, **params)
 
-    @functools.lru_cache(maxsize=1024)
-    def jitted(**params: Any) -> Any:
-        return jax.jit(functools.partial(primitive.bind, **params))
-
-    primitive.def_impl(lambda *leaves, **params: jitted(**params)(*leaves))
+    primitive.def_impl(functools.partial(run_alone, primitive))
     primitive.def_effectful_abstract_eval(abstract_eval)
     ad.primitive_jvps[primitive] = jvp
     if transpose is not None:

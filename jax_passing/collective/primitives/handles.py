@@ -29,6 +29,7 @@ from jax_passing.collective.lowering.handles import lower_keep, lower_start, low
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.primitives.passing_psum import LOSS, cast_back, check_not_vmapped, sum_batch
 from jax_passing.collective.runtime import platforms
+from jax_passing.collective.runtime.evaluation import evaluate
 
 passing_psum_start_p = Primitive("passing_psum_start")
 passing_keep_p = Primitive("passing_keep")
@@ -82,15 +83,6 @@ def keep(leaves: Sequence[Any], site: Site) -> Any:
 def take(token: Any, types: Sequence[LeafType], back: Summing | None, site: Site, after: Sequence[Any] = ()) -> Any:
     """Returns the leaves of a token, when those of `after` are there."""
     return passing_take_p.bind(token, *after, types=tuple(types), back=back, site=site)
-
-
-@functools.lru_cache(maxsize=1024)
-def _jitted(primitive: Primitive, **params: Any) -> Any:
-    return jax.jit(functools.partial(primitive.bind, **params))
-
-
-def _evaluate(primitive: Primitive, *operands: Any, **params: Any) -> Any:
-    return _jitted(primitive, **params)(*operands)
 
 
 # Types.
@@ -223,7 +215,7 @@ for _primitive, _lower, _transpose, _batch in (
     (passing_keep_p, lower_keep, _transpose_of_keep, _batch_keep),
     (passing_take_p, lower_take, _transpose_of_take, _batch_take),
 ):
-    _primitive.def_impl(functools.partial(_evaluate, _primitive))
+    _primitive.def_impl(functools.partial(evaluate, _primitive))
     ad.primitive_transposes[_primitive] = _transpose
     batching.fancy_primitive_batchers[_primitive] = _batch
     platforms.register_lowering(_primitive, cpu=_lower, cuda=refuse, tpu=refuse)

@@ -1,6 +1,6 @@
 """This file checks and converts what users give to the sums, for the public functions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,8 +17,30 @@ SUPPORTED_DTYPES = (
 )  # fmt: skip
 
 
+def is_float0(leaf: Any) -> bool:
+    """Tells whether this has no values: JAX makes the gradient of an integer of float0."""
+    return getattr(leaf, "dtype", None) == jax.dtypes.float0
+
+
+def without_float0(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Returns `tree` without its leaves of float0, and what puts these back into results of that structure."""
+    leaves, treedef = jax.tree.flatten(tree)
+    if not any(map(is_float0, leaves)):
+        return tree, lambda results: results
+
+    def whole(results: Any) -> Any:
+        rest = iter(jax.tree.leaves(results))
+        return jax.tree.unflatten(treedef, [leaf if is_float0(leaf) else next(rest) for leaf in leaves])
+
+    return jax.tree.unflatten(treedef, [None if is_float0(leaf) else leaf for leaf in leaves]), whole
+
+
 def check_dtype(what: str, dtype: np.dtype, path: str, supported: Sequence[str] = SUPPORTED_DTYPES) -> None:
     """Raises UnsupportedDtypeError if `supported` lacks the dtype of `what`, a leaf with this path."""
+    if dtype == jax.dtypes.float0:
+        raise UnsupportedDtypeError(
+            f"{what}{_at(path)}: it is of float0, as gradients of integers are, which has no values: leave it out."
+        )
     if dtype.name not in supported:
         raise UnsupportedDtypeError(f"{what}{_at(path)}: cast it first. Supported are {', '.join(supported)}.")
 

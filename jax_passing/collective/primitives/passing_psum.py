@@ -29,6 +29,7 @@ from jax_passing.collective.lowering.cpu import lower
 from jax_passing.collective.lowering.gpu.start_and_done import lower_on_gpu
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.runtime import platforms
+from jax_passing.collective.runtime.evaluation import evaluate
 from jax_passing.errors import GradientError
 from jax_passing.host import scope as scopes
 
@@ -36,21 +37,6 @@ passing_psum_p = Primitive("passing_psum")
 passing_psum_invariant_p = Primitive("passing_psum_invariant")
 passing_pvary_p = Primitive("passing_pvary")  # the transpose of the second; its rules are in pvary.py
 passing_pvary_p.multiple_results = True
-
-
-# Evaluation without jit: a program of its own for each combination of parameters.
-
-
-@functools.lru_cache(maxsize=1024)
-def _jitted(primitive: Primitive, **params: Any) -> Any:
-    def passing_psum(*leaves: Any) -> Any:
-        return primitive.bind(*leaves, **params)
-
-    return jax.jit(passing_psum)
-
-
-def _evaluate(primitive: Primitive, *leaves: Any, **params: Any) -> Any:
-    return _jitted(primitive, **params)(*leaves)
 
 
 # Types.
@@ -206,7 +192,7 @@ def _batch(
 for _primitive in (passing_psum_p, passing_psum_invariant_p):
     _primitive.multiple_results = True
     jaxprs.summing.add(_primitive)
-    _primitive.def_impl(functools.partial(_evaluate, _primitive))
+    _primitive.def_impl(functools.partial(evaluate, _primitive))
     _primitive.def_effectful_abstract_eval(functools.partial(_abstract_eval, _primitive))
     ad.primitive_jvps[_primitive] = functools.partial(_jvp, _primitive)
     ad.primitive_transposes[_primitive] = functools.partial(_transpose, _primitive)

@@ -14,6 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from jax_passing.collective.runtime import host_calls, platforms
+from jax_passing.collective.runtime.evaluation import evaluate
 from jax_passing.collective.runtime.handlers import register_ffi
 from jax_passing.errors import NotInitializedError
 from jax_passing.host import scope as scopes
@@ -58,11 +59,7 @@ def _define(primitive: Primitive, tell: Callable[[session.Session], int], weak_t
             )
         return [np.array(tell(current), np.int32)]
 
-    @functools.cache
-    def jitted() -> Any:
-        return jax.jit(primitive.bind)
-
-    primitive.def_impl(lambda: jitted()())
+    primitive.def_impl(functools.partial(evaluate, primitive))
     primitive.def_abstract_eval(lambda: jax.core.ShapedArray((), np.dtype(np.int32), weak_type=weak_type))
     batching.primitive_batchers[primitive] = lambda operands, dims: (primitive.bind(), None)
     platforms.register_lowering(primitive, cpu=lower, cuda=lower, tpu=lower_by_host_call)

@@ -39,7 +39,7 @@ def trained(example: str, *flags: str) -> Process:
         ("--pace stale:1", 1, "yes"),
         ("--pace local-sgd:10", 1 / 10, "(yes|no, nor are they promised)"),
         ("--pace diloco:20", 1 / 20, "yes"),
-        ("--pace diloco:20 --wire int8", 1 / 80, "yes"),
+        ("--pace diloco:20:5 --wire int8", 1 / 80, "yes"),
     ],
 )
 def test_digits_are_learned_with_the_bytes_that_are_promised(flags: str, share: float, same_bits: str) -> None:
@@ -63,6 +63,7 @@ def test_gpt2_learns(flags: str) -> None:
     [
         ("--pace sometimes", "'sometimes' is none of synchronous, stale, local-sgd, diloco"),
         ("--pace stale:-1", "'stale:-1' is none of"),
+        ("--pace stale:1:2", "'stale:1:2' is none of"),
         ("--pace stale:1 --powersgd 4", "--powersgd goes with no other --pace"),
         ("--pace local-sgd:10 --wire int8", "--pace local-sgd takes no --wire"),
     ],

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.jobs.cluster import SOME_DTYPES, digest, finish, free_address
+from support.jobs.cluster import COMPILED_FAST, SOME_DTYPES, digest, finish, free_address
 
 if TYPE_CHECKING:
     from support.jobs.cluster import Cluster
@@ -33,6 +33,13 @@ def test_one_mesh_over_all_processes_equals_lax_psum(cluster: "Cluster") -> None
     finish(started)
     for process in started:
         assert "global mesh done" in process.text
+
+
+@pytest.mark.parametrize("hosts", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_batches_of_other_sizes(cluster: "Cluster", hosts: int) -> None:
+    for process in cluster.run("sums/uneven.py", hosts=hosts, devices=1 if hosts == 3 else 2, env=COMPILED_FAST):
+        for step in ("summed", "overlapped", "in_a_loop"):
+            process.wait_for(f"{step} is right", 1)
 
 
 def test_independent_sums_match(cluster: "Cluster") -> None:

@@ -16,6 +16,7 @@ from jax_passing.collective.naming.sites import canonical
 from jax_passing.errors import (
     ConfigError,
     NotInitializedError,
+    UnsupportedDtypeError,
 )
 from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
 from support.jax.lowered_sums import specs
@@ -180,3 +181,35 @@ def test_axes_that_are_not_declared_are_left_to_jax():
             check_vma=check_vma,
         )
         np.testing.assert_array_equal(jax.jit(broadcast)(jnp.arange(4.0)), [3])
+
+
+# float0
+
+
+@pytest.mark.parametrize("function", ["psum", "pmean", "pmax", "pmin", "broadcast"])
+def test_gradients_of_integers_stay_as_they_are(function, check_vma):
+    """They have no values. jax.lax.psum passes them through as well; jax.lax.pmean refuses them."""
+
+    def loss(params, x):
+        return jnp.sum(params["w"]) * x.sum() * params["n"][0].astype(np.float32)
+
+    def step(x):
+        params = {"n": jnp.array([3, 4]), "w": jnp.ones(2)}
+        own = params if not check_vma else jax.lax.pcast(params, "d", to="varying")
+        gradients = jax.grad(loss, allow_int=True)(own, x)
+        results = getattr(jax_passing, function)(gradients, "d")
+        assert results["n"].dtype == jax.dtypes.float0
+        assert results["n"].shape == (2,)
+        return results["w"]
+
+    x = np.arange(4, dtype=np.float32).reshape(4, 1)
+    expected = {"psum": 18, "pmean": 4.5, "pmax": 9, "pmin": 0, "broadcast": 0}[function]
+    assert on_mesh(step, out_specs=P(), check_vma=check_vma)(x).tolist() == [expected] * 2
+    zero = np.zeros(2, jax.dtypes.float0)
+    assert jax_passing.process_sum({"n": zero, "w": 2})["n"] is zero
+
+
+@pytest.mark.parametrize("function", ["all_gather", "psum_scatter", "psum_start"])
+def test_others_say_that_gradients_of_integers_have_no_values(function):
+    with pytest.raises(UnsupportedDtypeError, match="float0.*leave it out"):
+        on_mesh(lambda x: getattr(jax_passing, function)((x, np.zeros(2, jax.dtypes.float0)), "d"))(np.ones(4))

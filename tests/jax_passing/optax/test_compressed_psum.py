@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.errors import ConfigError, NotInitializedError, UnvaryingInputError
-from jax_passing.optax import compressed_psum, powersgd, restart
+from jax_passing.optax import compressed_psum, powersgd, restart, set_to_zero
 from jax_passing.optax.residuals import Residuals
 from support.jax.optimizing import PARAMS, difference, exact_mean, gradients, largest, steps_of
 
@@ -165,12 +165,39 @@ def test_masked_leaves_are_left_alone():
     assert difference(means, (exact["w"], exact["z"])) < CLOSE
 
 
+@pytest.mark.parametrize("make", [compressed_psum, powersgd])
+@pytest.mark.parametrize("beside", ["partition", "masked"])
+def test_parameters_that_are_not_trained(make, beside, check_vma):
+    trained_alone = optax.chain(make("d"), optax.sgd(0.1))
+    if beside == "partition":
+        labels = {"b": "kept", "w": "trained", "z": "trained"}
+        optimizer = optax.partition({"trained": trained_alone, "kept": set_to_zero()}, labels)
+    else:
+        mask = {"b": False, "w": True, "z": True}
+        others = jax.tree.map(lambda each: not each, mask)
+        optimizer = optax.chain(optax.masked(trained_alone, mask), optax.masked(set_to_zero(), others))
+    state = optimizer.init(PARAMS)
+    updates, _ = steps_of(optimizer, DEVICES, check_vma)(gradients(0, range(DEVICES)), state, PARAMS)
+    np.testing.assert_array_equal(updates["b"], np.zeros(7, np.float32))
+    assert difference(updates["z"], -0.1 * exact_mean(0, DEVICES)["z"]) < CLOSE
+
+
 def test_multi_steps_uses_the_last_sum_of_each_few():
     """Its accumulators are each device's own, so types don't allow it: check_vma=False, where the devices keep them."""
     params, _ = trained(optax.MultiSteps(optax.chain(compressed_psum("d"), optax.sgd(0.1)), 2), 4, check_vma=False)
     exact = [exact_mean(number, DEVICES) for number in range(4)]
     expected = jax.tree.map(lambda *each: -0.1 * np.mean(each, 0) * 2, *exact)
     assert difference(params, expected) < CLOSE
+
+
+def test_multi_steps_belongs_behind_the_sum_where_types_say_so():
+    for make in (compressed_psum, powersgd):
+        name = make.__name__
+        with pytest.raises(ConfigError, match=rf"MultiSteps around {name} .*optax.chain\({name}\(\.\.\.\)"):
+            trained(optax.MultiSteps(make("d"), 2), 1)
+    behind = optax.chain(compressed_psum("d"), optax.MultiSteps(optax.sgd(0.1), 2).gradient_transformation())
+    params, _ = trained(behind, 2)
+    assert difference(params["z"], -0.1 * np.mean([exact_mean(number, DEVICES)["z"] for number in range(2)], 0)) < CLOSE
 
 
 def test_in_a_train_state_of_flax():

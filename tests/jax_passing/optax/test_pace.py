@@ -3,6 +3,7 @@
 tests/end_to_end/programs/pace compares them with numpy on several hosts."""
 
 import re
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +69,25 @@ def test_a_delay_has_an_end_before_the_next_sum():
         pace.diloco(SGD, None, "d", every=4, delay=4)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kept"), [({"delay": 0}, 1.0), ({"delay": 2}, 0.5), ({"delay": 2, "mixing": 0.0}, 0.0)]
+)
+def test_steps_of_the_delay_are_kept_by_half(session, arguments, kept):
+    """As published; without a delay a host starts from what is shared."""
+    optimizer = pace.diloco(optax.scale(-1.0), optax.sgd(1.0), "d", every=4, **arguments)
+
+    def step(params, state, gradient):
+        updates, state = optimizer.update({"w": gradient[0]}, state, params)
+        return optax.apply_updates(params, updates), state
+
+    step, params = mapped(step, (P(), P(), P("d"))), {"w": np.zeros((), np.float32)}
+    state = optimizer.init(params)
+    for gradient in (4, 3, 2, 1, 0.5, 0.25):  # four steps that are shared, and two of the delay
+        params, state = step(params, state, np.full(2, gradient, np.float32))
+    assert float(pace.shared_params(state, params)["w"]) == -10
+    assert float(params["w"]) == -10 - 0.75 * kept
+
+
 def test_a_fragment_has_an_array(session):
     with pytest.raises(ConfigError, match="Write fragments=2 or less"):
         pace.diloco(SGD, None, "d", every=4, fragments=3).init(PARAMS)
@@ -76,8 +96,27 @@ def test_a_fragment_has_an_array(session):
 
 
 def test_only_floats_have_a_mean_of_how_far_they_went(session):
-    with pytest.raises(ConfigError, match=r"the parameter \['count'\] is int32"):
-        pace.diloco(SGD, None, "d", every=4).init({**PARAMS, "count": np.arange(3, dtype=np.int32)})
+    params = {**PARAMS, "count": np.arange(3, dtype=np.int32)}
+    with pytest.raises(ConfigError, match=r"the parameter \['count'\] is int32.*optax.set_to_zero.*by optax.partition"):
+        pace.diloco(SGD, None, "d", every=4).init(params)
+    # As the message says, beside another one that isn't trained.
+    labels = {"w": "trained", "b": "kept", "count": "kept"}
+    diloco = pace.diloco(optax.sgd(1.0), optax.sgd(1.0), "d", every=1)
+    optimizer = optax.partition({"trained": diloco, "kept": pace.set_to_zero()}, labels)
+
+    def step(params, state, scale):
+        own = jax.lax.pcast(params, "d", to="varying")
+
+        def loss(own):
+            return jnp.sum(own["w"]) * scale[0] + jnp.sum(own["b"]) * own["count"][1].astype(np.float32)
+
+        updates, state = optimizer.update(jax.grad(loss, allow_int=True)(own), state, params)
+        return optax.apply_updates(params, updates), state
+
+    after, state = mapped(step, (P(), P(), P("d")))(params, optimizer.init(params), SCALES)
+    expected = params | {"w": params["w"] - np.float32(0.5)}
+    jax.tree.map(np.testing.assert_array_equal, after, expected)
+    jax.tree.map(np.testing.assert_array_equal, pace.shared_params(state, params), expected)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +144,30 @@ def test_steps_that_wait_apply_nothing_and_later_ones_the_mean_of_then(session, 
     assert int(state.inner.count) == 2
     assert [bool(pending.is_running) for pending in state.pending] == [True, True]
     assert not any(pending.is_running for pending in mapped(pace.finish, check_vma=check_vma)(state).pending)
+
+
+@pytest.mark.parametrize(
+    ("make", "sums_stay"),
+    [
+        (lambda inner: pace.stale(inner, "d", 1), True),
+        (lambda inner: pace.diloco(inner, None, "d", every=2, delay=1), True),
+        (lambda inner: pace.diloco(inner, None, "d", every=2), False),
+        (lambda inner: pace.local_sgd(inner, "d", every=2), False),
+    ],
+    ids=["stale", "diloco with a delay", "diloco", "local_sgd"],
+)
+def test_multi_steps_belongs_inside(session, make, sums_stay, check_vma):
+    """Around, it would drop sums that are on their way, or have accumulators that are each device's own."""
+    around, inside = optax.MultiSteps(make(SGD), 2), make(optax.MultiSteps(SGD, 2))
+    refused = sums_stay or check_vma
+    with pytest.raises(ConfigError, match=r"MultiSteps around .*\(optax.MultiSteps") if refused else nullcontext():
+        step_of(around, check_vma)(PARAMS, around.init(PARAMS), SCALES)
+    params, state = PARAMS, inside.init(PARAMS)
+    step = step_of(inside, check_vma)
+    for _ in range(4):
+        params, state = step(params, state, SCALES)
+    mapped(pace.finish, check_vma=check_vma)(state)
+    assert np.all(params["w"] < 1)
 
 
 def test_no_staleness_is_a_mean_and_the_inner_optimizer(session, check_vma):

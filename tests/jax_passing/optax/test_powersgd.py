@@ -81,6 +81,57 @@ def test_gradients_that_are_not_finite_leave_the_state_of_their_leaf():
     assert np.isfinite(step(rows | gradients(1, range(DEVICES)), after, PARAMS)[0]["w"]).all()
 
 
+def outer(rows, columns, value=1.0, shape=(40, 48)):
+    """Returns the same matrix of rank 1 for each device, with `value` at these rows and columns."""
+    matrix = np.zeros(shape, np.float32)
+    matrix[np.ix_(rows, columns)] = value
+    return np.stack([matrix] * DEVICES)
+
+
+def rest_after(matrices, rank=4):
+    """Takes a step for each of these. Returns by how much the last result missed, and the largest last residual."""
+    transformation = powersgd("d", rank=rank)
+    step, state = steps_of(transformation, DEVICES), transformation.init(jnp.zeros((40, 48)))
+    for rows in matrices:
+        before = np.asarray(state.residuals.leaves)
+        mean, state = step(rows, state, jnp.zeros((40, 48)))
+    return difference(mean, before + rows.mean(0)), largest(state.residuals)
+
+
+# As the gradients of an embedding whose first words never come, and of a layer behind units that are off.
+FAR = [*range(20, 30)]
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-30, 1e-42])
+def test_a_gradient_of_zero_forgets_no_factor(tiny):
+    """The bases that a QR makes of zeros are the first columns, and then the first rows."""
+    missed, residual = rest_after([outer([0], [0], tiny), outer(FAR, FAR)])
+    assert missed < ROUNDING
+    assert residual < ROUNDING
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_gradients_of_lower_rank_leave_the_factors_their_other_directions(rank):
+    """Were only the directions of the last gradient kept, others would never be found: they are orthogonal to it."""
+    others = sum(outer([20 + i, 30 + i], [24 + i, 36 + i]) for i in range(rank - 1))
+    missed, residual = rest_after([outer([5], [5])] * 5 + [others], rank)
+    assert missed < ROUNDING
+    assert residual < ROUNDING
+
+
+def test_factors_stay_independent():
+    """Also where the first of them sees nothing of a gradient that the second one sees."""
+    transformation = powersgd("d", rank=2)
+    step, state = steps_of(transformation, DEVICES), transformation.init(jnp.zeros((40, 48)))
+    state = state._replace(factors=jnp.eye(2, 48, 20))
+    rows = np.zeros((DEVICES, 40, 48), np.float32)
+    rows[:, 0:3, 21] = 1
+    for _ in range(4):
+        _, state = step(rows, state, jnp.zeros((40, 48)))
+        basis = np.asarray(orthonormal(state.factors))
+        np.testing.assert_allclose(np.linalg.norm(basis[:, 20:22], axis=1), 1, atol=2**-10)
+
+
 @pytest.mark.parametrize(
     ("shape", "expected"),
     [

@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[4] / "examples"))
 
 import train_elastic
 
-OPTIMIZER = pace.diloco(optax.sgd(0.1, momentum=0.9), None, "d", every=10, fragments=2, delay=3, mixing=0.5)
+OPTIMIZER = pace.diloco(optax.sgd(0.1, momentum=0.9), None, "d", every=10, fragments=2, delay=3)
 
 
 class Island(train_elastic.Training):

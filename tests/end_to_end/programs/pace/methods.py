@@ -140,15 +140,15 @@ METHODS: dict[str, tuple[Callable[[], Any], Callable[..., Any], float]] = {
         3 * 2 / 42 * 5.6,
     ),
     "streaming diloco": (
-        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2, mixing=0.5),
+        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2),
         diloco_in_numpy(5, TWO, 2, 0.5, NESTEROV),
         BOUND * OUTER,
     ),
     # These err by less than 2/42 of the largest gradient at each of STEPS steps, times RATE / (1 - MOMENTUM): less.
     "stale in 8 bits": (lambda: pace.stale(INNER, "d", 2, wire="int8"), stale_in_numpy(2), 3 * 2 / 42 * 5.6),
     "streaming diloco in 8 bits": (
-        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2, mixing=0.5, wire="int8"),
-        diloco_in_numpy(5, TWO, 2, 0.5, NESTEROV),
+        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2, mixing=0.25, wire="int8"),
+        diloco_in_numpy(5, TWO, 2, 0.25, NESTEROV),
         3 * 2 / 42 * 5.6,
     ),
     "parallel": (
@@ -189,6 +189,21 @@ def distance(one: Any, other: Tree) -> float:
     return max(float(np.abs(np.asarray(one[name], np.float64) - other[name]).max()) for name in other)
 
 
+def check_newcomers(session: jax_passing.Session, mesh: Any) -> None:
+    """A newcomer gets all parameters of rank 0, those too that diloco wasn't given; survivors keep their own."""
+    params = {name: np.full(3, session.rank + number, np.float32) for number, name in enumerate(("kept", "trained"))}
+    both = {"diloco": pace.diloco(INNER, None, "d", every=2), "none": pace.set_to_zero()}
+    state = optax.partition(both, {"kept": "none", "trained": "diloco"}).init(params)
+
+    def agree(params: Any, state: Any, is_newcomer: Any) -> Any:
+        return pace.agree(state, params, "d", is_newcomer)[0]
+
+    agreed = jax.jit(jax.shard_map(agree, mesh=mesh, in_specs=P(), out_specs=P()))
+    for is_newcomer in (session.rank > 0, False):
+        for name, leaf in agreed(params, state, is_newcomer).items():
+            assert np.array_equal(leaf, params[name] - session.rank * is_newcomer), (name, leaf)
+
+
 def main() -> None:
     names = sys.argv[1:] or list(METHODS)
     warnings.simplefilter("error", jax_passing.errors.InsideHostWarning)
@@ -211,6 +226,7 @@ def main() -> None:
             if name != "local_sgd":  # ends between two averages
                 digest.update(b"".join(np.asarray(leaf).tobytes() for leaf in of_all.values()))
             print(f"{name}: off by {found:.1e} (bound {bound:.1e})")
+        check_newcomers(session, mesh)
     print(f"digest {digest.hexdigest()}")
 
 
