@@ -29,6 +29,9 @@ def from_seed(seed: int) -> Plan:
     faults = tuple(
         draw_fault(random, machines, kinds, is_gentle, runs_s) for _ in range(random.choice([0, 1, 1, 2, 3]))
     )
+    if is_gentle and random.random() < 0.25:
+        at_s = round(runs_s + random.uniform(0, random.choice([0.5, LIFE_S])), 4)
+        faults += (Fault(kind="suspend", at_s=at_s, machine="all", for_s=10.0),)
     rare = not is_gentle and random.random() < 0.1
     plan = Plan(
         seed=seed,

@@ -60,6 +60,8 @@ def faults(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:
             yield f"nobody has changed a packet: {one}"
         if plan.is_gentle and one.kind != "Bye" and not is_stranger:
             yield f"nothing has failed, and yet: {one}"
+        if plan.runs_on and one.welcomed_s is not None and one.kind not in ("Bye", "left alone"):
+            yield f"at worst all stood still, and yet: {one}"
     if plan.only_hosts_fail:
         yield from _faults_beside_hosts(sessions)
 

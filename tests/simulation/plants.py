@@ -55,15 +55,9 @@ def _tells_all_but_one() -> None:
 
 
 def _has_no_leases() -> None:
-    from jax_passing.switch.jobs.watch import Watch
+    from jax_passing.switch.server.member_conversation import MemberConversation
 
-    true = Watch.__init__
-
-    def patched(self, data_plane, jobs, outside, lease_s):
-        true(self, data_plane, jobs, outside, lease_s)
-        self._lease_s = float("inf")
-
-    Watch.__init__ = patched
+    MemberConversation._on_lease_over = lambda self: None
 
 
 def _waits_for_ever() -> None:
@@ -89,9 +83,9 @@ def _admits_strangers() -> None:
 
 
 def _hosts_are_silent() -> None:
-    from jax_passing.host.membership import Membership
+    from jax_passing.host.contact import Contact
 
-    Membership._beat = lambda self: None
+    Contact._beat = lambda self: None
 
 
 def _hosts_hang_up_without_a_word() -> None:

@@ -42,7 +42,7 @@ class JobTable:
         self._jobs: dict[str, Job] = {}
         self._numbers = Numbers(outside)
         self.counts: Counter[str] = Counter()
-        self.starts = EpochStart(data_plane, lease_s, slots_per_address, self.counts, self.refuse_all, outside)
+        self.starts = EpochStart(data_plane, slots_per_address, self.counts, self.refuse_all, outside)
 
     def epochs(self) -> list[Epoch]:
         """Returns the epochs that form or run."""
