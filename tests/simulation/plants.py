@@ -60,6 +60,24 @@ def _has_no_leases() -> None:
     MemberConversation._on_lease_over = lambda self: None
 
 
+def _waits_for_the_dead() -> None:
+    from jax_passing.switch.server.member_conversation import MemberConversation
+
+    true = MemberConversation._on_lease_over
+
+    def patched(self):
+        if self._member is None or self._member.has_started:
+            true(self)
+
+    MemberConversation._on_lease_over = patched
+
+
+def _counts_while_it_stands_still() -> None:
+    from jax_passing.protocol import lease
+
+    lease.LATE_LOOKS = float("inf")
+
+
 def _waits_for_ever() -> None:
     from jax_passing.switch.jobs import watch
 
@@ -101,6 +119,8 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
     "the slot pool keeps jobs that are over": _keeps_jobs,
     "a member isn't told of a failure": _tells_all_but_one,
     "leases aren't checked": _has_no_leases,
+    "who waits to join has no lease": _waits_for_the_dead,
+    "silence counts while one stands still": _counts_while_it_stands_still,
     "join deadlines aren't checked": _waits_for_ever,
     "keys of packets are drawn once": _keeps_keys,
     "whoever proves no key may join": _admits_strangers,
