@@ -230,7 +230,7 @@ class Session:
                 return
             self._is_shut_down = True
             try:
-                self._leave(abandon)
+                self._leave_or_tell(abandon)
                 unfinished = _native.unfinished_handles()
             finally:
                 self._close()
@@ -246,6 +246,14 @@ class Session:
             sums = self._sums_before + self._ranks.stats()["sums_started"]
             who = f"rank {self.rank} of {self.world_size} in job {self.settings.job!r}"
             inside.end(who, self.settings.axis_name, sums)
+
+    def _leave_or_tell(self, abandon: str | None) -> None:
+        """Leaves. Whoever is interrupted while it waits tells the others so."""
+        try:
+            self._leave(abandon)
+        except BaseException as error:
+            self._leave(f"it stopped with {_describe(error)}")
+            raise
 
     def _leave(self, abandon: str | None) -> None:
         until = time.monotonic() + self.settings.deadline_s
