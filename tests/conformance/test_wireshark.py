@@ -71,7 +71,7 @@ def test_captures_that_were_cut_short(tmp_path):
     assert len(packet) == 60
     write_capture(file := tmp_path / "whole.pcap", [(5000, 7171, packet), (7171, 5000, packet + packet)])
     names = [f"passing.{name}" for name in ("job", "sequence", "lane", "malformed")]
-    for bytes_kept in (5, 18, 31, 70):
+    for bytes_kept in (18, 31, 70):
         kept = 20 + 8 + bytes_kept  # the headers of IP and UDP, too
         subprocess.run(["editcap", "-s", str(kept), file, cut := tmp_path / f"{kept}.pcap"], check=True)
         for job, sequence, lanes, malformed in dissected(cut, *names, options=LANES):
