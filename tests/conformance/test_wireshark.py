@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark i
 
 def dissected(file, *fields, options=()):
     """Returns each frame's fields, each as a list with one value per packet in the frame."""
-    command = ["tshark", *options, "-2", "-X", f"lua_script:{DISSECTOR}", "-r", file, "-T", "fields", "-E", "separator=|"]
+    command = ["tshark", *options, "-2", "-X", f"lua_script:{DISSECTOR}", "-r", file]
+    command += ["-T", "fields", "-E", "separator=|"]
     for field in fields:
         command += ["-e", field]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)

@@ -115,9 +115,7 @@ def follow(child: Child, output: TaggedOutput) -> None:
     ]
 
 
-async def stop(
-    children: Iterable[Child], impatient: asyncio.Event, number: signal.Signals = signal.SIGTERM
-) -> None:
+async def stop(children: Iterable[Child], impatient: asyncio.Event, number: signal.Signals = signal.SIGTERM) -> None:
     """Sends the signal to whole process groups, and so to a script's workers, too; then SIGKILL, after a while or when
     `impatient` is set."""
     children = list(children)

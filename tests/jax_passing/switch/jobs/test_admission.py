@@ -261,8 +261,8 @@ def test_a_rack_of_a_newer_version_is_named_whatever_else_it_says(more):
     @in_tree(racks=0)
     async def run(tree, root):
         rack = await root.connect()
-        join = {"type": "rackjoin", "protocol_version": NEWER, "job": "a", "instance": "r", "name": "far:1", "udp_port": 7}
-        rack.send(msgspec.json.encode(join | more) + b"\n")
+        join = {"type": "rackjoin", "job": "a", "instance": "r", "name": "far:1", "udp_port": 7}
+        rack.send(msgspec.json.encode(join | {"protocol_version": NEWER} | more) + b"\n")
         assert f" version {NEWER}. Upgrade jax_passing on the switch" in await rack.refusal()
 
     run()
