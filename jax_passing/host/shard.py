@@ -18,6 +18,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.outside import Timer
 
+LATE_S = 1.0  # for a timer
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
 
 
@@ -132,7 +133,7 @@ class Shard:
         self._timer = self._outside.call_later(wait_s, partial(self._on_join_deadline, self._outside.now() + wait_s))
 
     def _on_join_deadline(self, due_s: float) -> None:
-        if self._outside.now() > due_s + DEADLINE_GRACE_S:  # this process stood still, perhaps with the switch
+        if self._outside.now() > due_s + LATE_S:  # this process stood still, perhaps with the switch
             self._expect_answer(DEADLINE_GRACE_S)
             return
         self._contact.close()
