@@ -48,6 +48,8 @@ def main(program: str = SCRIPT) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name, or a host's output, may have what the terminal's encoding lacks. Python says so of stderr by itself.
         sys.stdout.reconfigure(errors="backslashreplace")
+    if not sys.stderr.isatty():
+        app.rich_markup_mode = None  # a journal or a file takes plain lines, no boxes
     command = typer.main.get_command(app)
     if program != SCRIPT:  # a shell completes what follows one word
         command.params = [one for one in command.params if one.name not in ("install_completion", "show_completion")]

@@ -14,6 +14,7 @@ from jax_passing.errors import AuthenticationError, ConfigError, JoinError, Pass
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
+from jax_passing.protocol.lease import Lease
 from jax_passing.protocol.outside import Connection, Outside, Timer
 
 log = logging.getLogger("jax_passing")
@@ -21,8 +22,6 @@ log = logging.getLogger("jax_passing")
 CONNECT_TIMEOUT_S = 5.0  # from the call to the greeting
 RETRY_S = 0.25
 DEADLINE_GRACE_S = 5.0  # the switch keeps the deadlines, and knows who is missing
-PRECISION_S = 0.001  # of timers
-READ_S = 0.1  # what came while this process stood still is read before its silence counts
 
 
 class Listener(Protocol):
@@ -41,6 +40,7 @@ class Contact:
 
     Attributes:
       has_greeted: the switch's greeting is here.
+      lease_s: how long either end may be silent, once the switch has greeted.
     """
 
     line_bytes_max = messages.RELAY_LINE_BYTES_MAX
@@ -60,8 +60,8 @@ class Contact:
         self._key, self._job = key, job
         self._connection: Connection | None = None
         self.has_greeted = self._is_secured = self._is_over = False
-        self._patience_s = timeout_s
-        self._heard_s = outside.now()
+        self._lease: Lease | None = None  # from `keep_alive` on
+        self.lease_s = 0.0
         self._timer: Timer = outside.call_later(timeout_s, self._on_late)
         try:
             outside.connect(address, timeout_s, self, job, key)
@@ -93,24 +93,17 @@ class Contact:
         if self._connection is not None and not self._is_over:
             self._connection.send(message)
 
-    def expect_something_every(self, patience_s: float) -> None:
-        """Takes the switch for lost if it is silent for so long from now on. It echoes heartbeats."""
-        self._timer.cancel()
-        self._patience_s, self._heard_s = patience_s, self._outside.now()
-        self._timer = self._outside.call_later(patience_s, self._on_silence)
+    def keep_alive(self) -> None:
+        """Says from now on that this host lives, which the switch echoes, and takes the switch for lost if it is silent
+        for its lease. May be called again."""
+        if self._lease is None and not self._is_over:
+            self._lease = Lease(self._outside, self.lease_s, self._on_silence, self._beat)
+
+    def _beat(self) -> None:
+        self.send(messages.Heartbeat())
 
     def _on_silence(self) -> None:
-        left_s = self._heard_s + self._patience_s - self._outside.now()
-        if left_s > PRECISION_S:
-            self._timer = self._outside.call_later(left_s, self._on_silence)
-        else:
-            self._timer = self._outside.call_later(READ_S, lambda: self._on_silence_read(self._heard_s))
-
-    def _on_silence_read(self, heard_s: float) -> None:
-        if heard_s == self._heard_s:
-            self._end(TimeoutError("timed out"))
-        else:
-            self._on_silence()
+        self._end(TimeoutError(f"it was silent for {self.lease_s:g} s"))
 
     def _on_late(self) -> None:
         self._end(TimeoutError("timed out"))
@@ -124,6 +117,9 @@ class Contact:
     def _stop(self) -> None:
         self._is_over = True
         self._timer.cancel()
+        if self._lease is not None:
+            self._lease.stop()
+            self._lease = None  # it leads back here
 
     def _end(self, error: Exception) -> None:
         if not self._is_over:
@@ -143,9 +139,12 @@ class Contact:
     def heard(self, line: bytes) -> None:
         if self._is_over:
             return
-        self._heard_s = self._outside.now()
+        if self._lease is not None:
+            self._lease.heard()
         try:
             message = messages.decode_from_switch(line)
+            if self._lease is not None and isinstance(message, messages.Heartbeat):
+                return
             if self.has_greeted:
                 self._listener.heard(message)
             else:
@@ -167,6 +166,7 @@ class Contact:
         if not in_the_clear:
             self.has_greeted = True
             self._timer.cancel()
+            self.lease_s = message.lease_s
             self._listener.greeted(message)
 
     def _check_wanted(self, hello: messages.Hello) -> None:

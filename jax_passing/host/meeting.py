@@ -115,6 +115,7 @@ class _Point:
             return
         self._told = aside
         self._seat.send(self._meeting.message(self._index, aside))
+        self._seat.keep_alive()
         if self._wait is None:
             self._wait = self._meeting.wait(address_text(*self._switches[0]), self._seat)
 

@@ -90,7 +90,6 @@ class Membership:
         self._has_begun = self._is_closed = False
         self._failure: Failure | None = None
         self._unread: list[tuple[Shard, messages.FromSwitch]] = []  # what came before all shards were joined
-        self._beats: Timer | None = None
         self._asked: tuple[Stall, float] | None = None  # the stall that its switch is asked about
         self._answer_timer: Timer | None = None
         self._ledger = programs.Ledger(settings.rank)
@@ -136,8 +135,6 @@ class Membership:
         )
 
     def welcomed(self, shard: Shard) -> None:
-        if self._beats is None:
-            self._beat_later()
         if all(each.is_welcomed for each in self.shards):
             self._begin()
 
@@ -289,19 +286,6 @@ class Membership:
 
     # Failing and leaving.
 
-    def _beat_later(self) -> None:
-        lease_s = min(shard.welcome.lease_s for shard in self.shards if shard.is_welcomed)
-        self._beats = self._outside.call_later(lease_s / messages.HEARTBEATS_PER_LEASE, self._beat)
-
-    def _beat(self) -> None:
-        self._beat_later()
-        self._tell_all(messages.Heartbeat())
-
-    def _tell_all(self, message: messages.Message) -> None:
-        for shard in self.shards:
-            if shard.is_welcomed:
-                shard.send(message)
-
     def fail(self, failure: Failure, *, tell: bool = True, source: Shard | None = None) -> None:
         """Fails all sums; the first failure wins. Tells the switches, which tell the other hosts.
 
@@ -332,16 +316,17 @@ class Membership:
 
     def leave(self) -> None:
         """Tells the switches that there will be no more sums."""
-        self._tell_all(messages.Leave())
+        for shard in self.shards:
+            if shard.is_welcomed:
+                shard.send(messages.Leave())
 
     def close(self) -> None:
         """Fails what is pending. Bounded in time."""
         if self._is_closed:
             return
         self._is_closed = True
-        for timer in (self._beats, self._answer_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
         for shard in self.shards:
             shard.close()
         if self._has_begun:

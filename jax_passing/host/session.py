@@ -58,8 +58,7 @@ class Session:
       world_size: number of hosts.
       epoch: incarnation of the job at the switch; 0 without a switch.
       device_ranks: devices of this host that have a rank of their own at the switch, for strategy "flat"; 0: none.
-      step: the last step that all survivors of an elastic session had completed when they met; None if no host has any
-        state.
+      step: the last step that all survivors of an elastic session had completed when they met; None if none has any.
       survivors: how many of the ranks, from 0 on, have the state after `step`, or had it and are one step ahead.
       settings: everything that was resolved.
     """
@@ -210,8 +209,6 @@ class Session:
         """The job's links, with which strategy "auto" reckons, the same on all hosts; None without a switch."""
         return None if self._ranks is None else self._ranks.links
 
-    # Leaving.
-
     def shutdown(self) -> None:
         """Waits for pending sums and for the other hosts to be done too, at most `deadline_s`; then leaves.
 
@@ -232,6 +229,9 @@ class Session:
             try:
                 self._leave(abandon)
                 unfinished = _native.unfinished_handles()
+            except BaseException as error:  # Ctrl-C while it waits: the others hear of it
+                self._leave(f"it stopped with {_describe(error)}")
+                raise
             finally:
                 self._close()
                 if _current is self:

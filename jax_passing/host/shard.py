@@ -1,5 +1,6 @@
 """A host calls one of a job's switches, joins the job there, and converses from then on. This does no I/O."""
 
+from functools import partial
 from typing import Protocol
 
 from jax_passing.config import Settings, address_text
@@ -17,6 +18,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.outside import Timer
 
+LATE_S = 1.0  # for a timer
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
 
 
@@ -122,14 +124,21 @@ class Shard:
         who = f"Rank {join.rank} of job {join.job!r}"
         self._stop_waiting()
         self._join = join
-        self._timer = self._outside.call_later(join.join_deadline_s + DEADLINE_GRACE_S, self._on_join_deadline)
+        self._expect_answer(join.join_deadline_s + DEADLINE_GRACE_S)
         self._wait = Wait(self._outside, self.send, who, self.name, join.join_deadline_s, self._settings.warn_s)
         self.send(join)
+        self._contact.keep_alive()
 
-    def _on_join_deadline(self) -> None:
+    def _expect_answer(self, wait_s: float) -> None:
+        self._timer = self._outside.call_later(wait_s, partial(self._on_join_deadline, self._outside.now() + wait_s))
+
+    def _on_join_deadline(self, due_s: float) -> None:
+        if self._outside.now() > due_s + LATE_S:  # this process stood still, perhaps with the switch
+            self._expect_answer(DEADLINE_GRACE_S)
+            return
         self._contact.close()
         assert self._join is not None
-        self._on_join_failed(TimeoutError(f"silent for {self._join.join_deadline_s + DEADLINE_GRACE_S:.1f} s"))
+        self._on_join_failed(TimeoutError(f"it waited {self._join.join_deadline_s + DEADLINE_GRACE_S:.1f} s"))
 
     def _on_join_failed(self, error: Exception) -> None:
         assert self.hello is not None
@@ -191,7 +200,6 @@ class Shard:
         self._welcome = welcome
         if not welcome.multicast:
             self.socket.leave_group()
-        self._contact.expect_something_every(welcome.lease_s)
         self._owner.welcomed(self)
 
     # The conversation.
@@ -207,9 +215,8 @@ class Shard:
     def lost(self, error: Exception) -> None:
         self._stop_waiting()
         if self._welcome is not None:
-            silent = f"it was silent for {self._welcome.lease_s:g} s"
             if not self.is_over:
-                self._owner.lost(self, silent if isinstance(error, TimeoutError) else str(error))
+                self._owner.lost(self, str(error))
         elif self._join is not None:
             self._on_join_failed(error)
         else:

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from jax_passing.config import SHARDS_MAX, Seconds
 from jax_passing.protocol.message_fields import Name, Port, Rank, Text, Version
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
@@ -25,13 +25,15 @@ class ForeignVersionError(msgspec.DecodeError):
 
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
     """A switch says first who it is, and where packets go. `secured`: whoever joins must have a key, and speak TLS from
-    the first byte on. By TLS it is the switch's own word. Another version's may say more."""
+    the first byte on. By TLS it is the switch's own word. `lease_s`: whoever joins or meets others here, and is silent
+    for so long, is lost, and so is the switch. Another version's may say more."""
 
     protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
     data_port: Port
     instance: Name  # tells this switch from any other, whatever its addresses
     secured: bool = False
+    lease_s: Seconds = 30.0
 
 
 class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from jax_passing.config import Gbit, Seconds
+from jax_passing.config import Gbit
 from jax_passing.protocol.all_versions import ForeignJoin, Message
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.message_fields import (
@@ -80,7 +80,6 @@ class Welcome(Message, frozen=True):
     slot_count: SlotCount
     worker: Annotated[int, Meta(ge=0, lt=WORKERS_MAX)]
     lanes_per_chunk: Lanes
-    lease_s: Seconds
     whole_chunks: bool = False
     worker_limit: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = WORKERS_MAX  # how many a job may have at this switch
     multicast: bool = False
@@ -145,7 +144,7 @@ class Counters(Message, frozen=True):
 
 
 class Heartbeat(Message, frozen=True):
-    """The host says that it is alive. The switch echoes it."""
+    """The host says that it is alive, from its join on, or from where it has a seat. The switch echoes it."""
 
 
 class Leave(Message, frozen=True):

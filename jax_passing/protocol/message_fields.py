@@ -7,7 +7,6 @@ from msgspec import Meta
 from jax_passing.config import RANKS_MAX
 from jax_passing.protocol.keys import KEY_BYTES
 
-HEARTBEATS_PER_LEASE = 6  # a few may come late
 LEVELS_MAX = 8
 FACTS_MAX = 16
 TEXT_MAX = 16 * 1024  # characters; who composes a text of what others say cuts it

@@ -16,12 +16,14 @@ DISSECTOR = ROOT / "xla_ffi/wire/passing.lua"
 SWITCH, GROUP = 7171, 7172  # ports
 IPS = {SWITCH: "10.0.0.2", GROUP: "239.192.0.1"}  # of others: that of hosts
 FIELDS = ["type", "flags", "job", "epoch", "worker", "slot", "sequence", "version", "lane_format"]
+LANES = ["-o", "passing.lanes:TRUE"]
 pytestmark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark isn't installed")
 
 
-def dissected(file, *fields):
+def dissected(file, *fields, options=()):
     """Returns each frame's fields, each as a list with one value per packet in the frame."""
-    command = ["tshark", "-2", "-X", f"lua_script:{DISSECTOR}", "-r", file, "-T", "fields", "-E", "separator=|"]
+    command = ["tshark", *options, "-2", "-X", f"lua_script:{DISSECTOR}", "-r", file]
+    command += ["-T", "fields", "-E", "separator=|"]
     for field in fields:
         command += ["-e", field]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -52,7 +54,7 @@ def test_golden_packets(tmp_path):
     packets = [data for case in golden.read() for step in case.steps for data in (step.packet, step.out) if data]
     write_capture(file := tmp_path / "golden.pcap", [(5000, 7171, data) for data in packets])
     names = [f"passing.{name}" for name in [*FIELDS, "element_count", "malformed", "lane"]]
-    frames = dissected(file, *names)
+    frames = dissected(file, *names, options=LANES)
     assert len(frames) == len(packets)
     for data, (*fields, malformed, lanes) in zip(packets, frames, strict=True):
         packet, problem = decoded(data)
@@ -62,6 +64,29 @@ def test_golden_packets(tmp_path):
         expected = [getattr(packet, name) for name in FIELDS] + [len(packet.lanes)]
         assert [int(values[0], 0) for values in fields] == expected, data.hex()
         assert [int(lane) % (1 << 32) for lane in lanes] == list(packet.lanes)
+
+
+def test_captures_that_were_cut_short(tmp_path):
+    """As by tcpdump -s and editcap -s: each frame is shown as far as it was captured, and none is malformed."""
+    packet = Packet(job=7, sequence=9, lanes=tuple(range(1, 11))).encode()
+    assert len(packet) == 60
+    write_capture(file := tmp_path / "whole.pcap", [(5000, 7171, packet), (7171, 5000, packet + packet)])
+    names = [f"passing.{name}" for name in ("job", "sequence", "lane", "malformed")]
+    for bytes_kept in (18, 31, 70):
+        kept = 20 + 8 + bytes_kept  # the headers of IP and UDP, too
+        subprocess.run(["editcap", "-s", str(kept), file, cut := tmp_path / f"{kept}.pcap"], check=True)
+        for job, sequence, lanes, malformed in dissected(cut, *names, options=LANES):
+            assert malformed == []
+            assert job[:1] == (["7"] if bytes_kept >= 6 else [])
+            assert sequence[:1] == (["9"] if bytes_kept >= 16 else [])
+            assert lanes[:10] == [str(lane) for lane in range(1, 1 + min(10, max(0, bytes_kept - 20) // 4))]
+
+
+def test_each_lane_is_shown_if_that_is_wanted(tmp_path):
+    """It would take most of the time: 25 times as much in all."""
+    write_capture(file := tmp_path / "lanes.pcap", [(5000, 7171, Packet(lanes=(5, 6)).encode())])
+    assert dissected(file, "passing.lane", "passing.element_count") == [[[], ["2"]]]
+    assert dissected(file, "passing.lane", options=LANES) == [[["5", "6"]]]
 
 
 def test_packets_are_recognised_on_any_port(tmp_path):

@@ -30,6 +30,7 @@ log.addHandler(NoSurvivedFault())
 # A session may wait for others in vain, or sum until its deadline, and meet all faults one after the other.
 SESSION_MAX_S = judge.JOIN_DEADLINE_S + 2 * judge.DEADLINE_S + 2 * LEASE_S + 30.0
 SETTLE_S = 60.0
+SUSPENDED_APART_S = 0.5  # not all go on at the same moment
 
 
 def _faults_of(link: Link) -> Faults:
@@ -125,6 +126,10 @@ class Cluster:
     # Faults.
 
     def _befall(self, fault):
+        if fault.kind == "suspend":
+            for each in (*self.switches.values(), *self.hosts.values()):
+                each.pause(fault.for_s + self.world.random.uniform(0, SUSPENDED_APART_S))
+            return
         kind, _, number = fault.machine.partition(" ")
         machine = (self.switches if kind == "switch" else self.hosts).get(int(number))
         if machine is None:  # of a plan that parts were taken away of

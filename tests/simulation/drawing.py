@@ -29,6 +29,11 @@ def from_seed(seed: int) -> Plan:
     faults = tuple(
         draw_fault(random, machines, kinds, is_gentle, runs_s) for _ in range(random.choice([0, 1, 1, 2, 3]))
     )
+    if is_gentle and random.random() < 0.25:
+        at_s = round(runs_s + random.uniform(0, random.choice([0.5, LIFE_S])), 4)
+        faults += (Fault(kind="suspend", at_s=at_s, machine="all", for_s=10.0),)
+    if not is_gentle and random.random() < 0.1:
+        hosts, faults = _one_dies_while_it_waits(random, hosts)
     rare = not is_gentle and random.random() < 0.1
     plan = Plan(
         seed=seed,
@@ -125,7 +130,7 @@ def draw_hosts(random: Random, job: Job, switches: list[Switch], first: int, is_
                 job=job.name,
                 rank=rank,
                 switches=random.choice(groups),
-                starts_s=round(random.uniform(0, random.choice([0.01, 0.5, LIFE_S / 2])), 4),
+                starts_s=round(random.uniform(0, random.choice([0.01, 0.5, LIFE_S / 2, LIFE_S])), 4),
                 sessions=sessions,
                 does=does,
             )
@@ -136,6 +141,15 @@ def draw_hosts(random: Random, job: Job, switches: list[Switch], first: int, is_
         twin = replace(twin, number=first + len(hosts), starts_s=starts_s, does="intrudes")
         hosts.append(twin)
     return hosts
+
+
+def _one_dies_while_it_waits(random: Random, hosts: list[Host]) -> tuple[list[Host], tuple[Fault, ...]]:
+    """Its machine is never seen again, and another rank of the job comes after a lease and before a join deadline."""
+    dies = random.choice(hosts)
+    late = random.choice([host for host in hosts if host.job == dies.job])
+    starts_s = {late.number: 3.3, dies.number: 0.0}
+    hosts = [replace(host, starts_s=starts_s.get(host.number, host.starts_s)) for host in hosts]
+    return hosts, (Fault(kind="crash", at_s=0.3, machine=f"host {dies.number}", silent=True),)
 
 
 def _groups(random: Random, switches: list[Switch]) -> list[tuple[int, ...]]:

@@ -60,8 +60,11 @@ def faults(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:
             yield f"nobody has changed a packet: {one}"
         if plan.is_gentle and one.kind != "Bye" and not is_stranger:
             yield f"nothing has failed, and yet: {one}"
+        if plan.runs_on and one.welcomed_s is not None and one.kind not in ("Bye", "left alone"):
+            yield f"at worst all stood still, and yet: {one}"
     if plan.only_hosts_fail:
         yield from _faults_beside_hosts(sessions)
+        yield from _begun_with_the_dead(plan, sessions)
 
 
 def _faults_beside_hosts(sessions: list[SessionRecord]) -> Iterator[str]:
@@ -78,6 +81,23 @@ def _faults_beside_hosts(sessions: list[SessionRecord]) -> Iterator[str]:
             yield f"it waited too long for others: {one}"
         if one.kind == "crashed" and one.incarnation is not None and one.left_s is None:
             yield from _told_late(one, sessions)
+
+
+def _begun_with_the_dead(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:
+    """A rank whose machine died while it waited is one of the job's for no longer than a lease."""
+    job_of = {host.number: host.job for host in plan.hosts}
+    for dead in sessions:
+        if not dead.is_silent or dead.welcomed_s is not None:
+            continue
+        for one in sessions:
+            is_late = one.welcomed_s is not None and one.welcomed_s > dead.ended_s + LEASE_S + NOTICED_S
+            if not is_late or job_of[one.host] != job_of[dead.host]:
+                continue
+            ranks = {other.rank for other in sessions if other.incarnation == one.incarnation}
+            others = (other for other in sessions if other is not dead and job_of[other.host] == job_of[dead.host])
+            came = any(other.rank == dead.rank and other.ended_s > dead.ended_s for other in others)
+            if dead.rank not in ranks and not came:
+                yield f"it began with rank {dead.rank}, which had died at {dead.ended_s:.3f} s: {one}"
 
 
 def _told_late(crashed: SessionRecord, sessions: list[SessionRecord]) -> Iterator[str]:

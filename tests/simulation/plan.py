@@ -96,7 +96,8 @@ class Host(Struct):
 class Fault(Struct):
     """`kind`: "crash", of the process (others hear it at once) or of the machine (`silent`), which begins anew after
     `for_s`, a host without `for_s` never; "pause"; "partition", from and to the rest of the world, or one way only;
-    "device": a switch's data plane forgets all."""
+    "device": a switch's data plane forgets all; "suspend": all machines stand still for about so long (`machine` is
+    "all"), and those whose sessions run go on as if nothing had happened."""
 
     kind: str
     at_s: float
@@ -128,7 +129,12 @@ class Plan(Struct):
     @property
     def is_gentle(self) -> bool:
         """Every session ends well, but those of strangers."""
-        alone = all(fault.is_gentle for fault in self.faults)
+        return self.runs_on and all(fault.is_gentle for fault in self.faults)
+
+    @property
+    def runs_on(self) -> bool:
+        """Every session ends well that has begun to sum, but those of strangers."""
+        alone = all(fault.is_gentle or fault.kind == "suspend" for fault in self.faults)
         alone &= not any(host.does and not host.is_stranger for host in self.hosts)
         return alone and not self.stuck and not self.refuses and self.is_safe and self.has_one_key
 

@@ -55,15 +55,27 @@ def _tells_all_but_one() -> None:
 
 
 def _has_no_leases() -> None:
-    from jax_passing.switch.jobs.watch import Watch
+    from jax_passing.switch.server.member_conversation import MemberConversation
 
-    true = Watch.__init__
+    MemberConversation._on_lease_over = lambda self: None
 
-    def patched(self, data_plane, jobs, outside, lease_s):
-        true(self, data_plane, jobs, outside, lease_s)
-        self._lease_s = float("inf")
 
-    Watch.__init__ = patched
+def _waits_for_the_dead() -> None:
+    from jax_passing.switch.server.member_conversation import MemberConversation
+
+    true = MemberConversation._on_lease_over
+
+    def patched(self):
+        if self._member is None or self._member.has_started:
+            true(self)
+
+    MemberConversation._on_lease_over = patched
+
+
+def _counts_while_it_stands_still() -> None:
+    from jax_passing.protocol import lease
+
+    lease.LATE_LOOKS = float("inf")
 
 
 def _waits_for_ever() -> None:
@@ -89,9 +101,9 @@ def _admits_strangers() -> None:
 
 
 def _hosts_are_silent() -> None:
-    from jax_passing.host.membership import Membership
+    from jax_passing.host.contact import Contact
 
-    Membership._beat = lambda self: None
+    Contact._beat = lambda self: None
 
 
 def _hosts_hang_up_without_a_word() -> None:
@@ -107,6 +119,8 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
     "the slot pool keeps jobs that are over": _keeps_jobs,
     "a member isn't told of a failure": _tells_all_but_one,
     "leases aren't checked": _has_no_leases,
+    "who waits to join has no lease": _waits_for_the_dead,
+    "silence counts while one stands still": _counts_while_it_stands_still,
     "join deadlines aren't checked": _waits_for_ever,
     "keys of packets are drawn once": _keeps_keys,
     "whoever proves no key may join": _admits_strangers,

@@ -15,6 +15,8 @@ namespace {
 
 // How soon open gatherings learn that the session failed, or are past their deadline.
 constexpr auto kWatchInterval = std::chrono::milliseconds(200);
+// When that takes so long instead, the process stood still (SIGSTOP, a paused machine), and no device could come.
+constexpr int64_t kStoodStillUs = 1'200'000;
 
 }  // namespace
 
@@ -194,9 +196,16 @@ void Rendezvous::Watch() {
       wake_watch_.wait(lock);
       continue;
     }
+    const int64_t looked_us = MonotonicUs();
     wake_watch_.wait_for(lock, kWatchInterval);
     if (!attachment_ || open_.empty()) continue;
     std::optional<Failure> failure;
+    const int64_t passed_us = MonotonicUs() - looked_us;
+    if (passed_us > kStoodStillUs) {
+      for (const auto& [hash, alike] : open_) {
+        for (const auto& gathering : alike) gathering->opened_us += passed_us;
+      }
+    }
     const int64_t due_us = MonotonicUs() - static_cast<int64_t>(attachment_->deadline_s * 1e6);
     for (const auto& [hash, alike] : open_) {
       for (const auto& late : alike) {

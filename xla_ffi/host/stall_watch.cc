@@ -7,6 +7,7 @@ namespace passing {
 namespace {
 
 constexpr int64_t kRepeatUs = 1'000'000;
+constexpr int64_t kLateUs = 1'000'000;
 
 // A sum that is passed by all others for this many deadlines is lost, whatever progress those make.
 constexpr int64_t kDeadlinesWhilePassed = 10;
@@ -20,10 +21,15 @@ bool StallWatch::IsDue(uint64_t results, bool idle, int64_t now_us) {
     return false;
   }
   if (next_us_ == INT64_MAX) next_us_ = now_us + warn_us_;
+  if (now_us > next_us_ + kLateUs) {
+    resumed_us_ = now_us;
+    next_us_ = now_us + warn_us_;
+  }
   return now_us >= next_us_;
 }
 
 StallWatch::Verdict StallWatch::Judge(int64_t started_us, int64_t now_us) {
+  started_us = std::max(started_us, resumed_us_);
   const int64_t since_us = std::max(started_us, progress_us_);
   const int64_t stalled_us = now_us - since_us;
   const int64_t pending_us = now_us - started_us;

@@ -6,7 +6,8 @@
 
 namespace passing {
 
-// The deadline counts from the last progress of any sum, so that a long queue of large sums is no fault.
+// The deadline counts from the last progress of any sum, so that a long queue of large sums is no fault. Who asks much
+// too late stood still (SIGSTOP, a paused machine), perhaps with all other hosts: it counts anew from then.
 class StallWatch {
  public:
   struct Verdict {
@@ -29,6 +30,7 @@ class StallWatch {
   const int64_t deadline_us_;
   uint64_t results_ = 0;
   int64_t progress_us_ = 0;        // when the last of them came
+  int64_t resumed_us_ = 0;         // when the process went on after it had stood still
   int64_t reported_since_us_ = 0;  // the stall that was reported last
   int64_t next_us_ = INT64_MAX;
 };

@@ -21,6 +21,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kLook{1};
+// Who looks so rarely instead stood still (SIGSTOP, a paused machine): its patience begins anew.
+constexpr std::chrono::seconds kStoodStill{3};
 // A transport whose sum stalls knows more than we do: its own deadline comes first.
 constexpr double kGrace_s = 2;
 // In place of a call's number.
@@ -37,7 +39,8 @@ class Patience {
   std::optional<Failure> Look(Clock::time_point call_progress = {}) {
     try {
       const uint64_t moved_bytes = server_.MovedBytes();
-      if (moved_bytes != moved_bytes_) progress_ = Clock::now();
+      const Clock::time_point looked = std::exchange(looked_, Clock::now());
+      if (moved_bytes != moved_bytes_ || looked_ - looked > kStoodStill) progress_ = looked_;
       moved_bytes_ = moved_bytes;
       progress_ = std::max(progress_, call_progress);
       const double still_s = std::chrono::duration<double>(Clock::now() - progress_).count();
@@ -58,6 +61,7 @@ class Patience {
   const int64_t number_;
   const std::string& what_;
   Clock::time_point progress_ = Clock::now();
+  Clock::time_point looked_ = progress_;
   uint64_t moved_bytes_ = 0;
 };
 

@@ -4,7 +4,9 @@
 --   tshark -2 -X lua_script:xla_ffi/wire/passing.lua -r FILE -Y passing
 --
 -- UDP ports 7171 (switch) and 7172 (multicast groups) by preference, packets of any other port by their look. One
--- datagram may hold many packets: machines that offload segmentation capture them before they are cut apart.
+-- datagram may hold many packets: machines that offload segmentation capture them before they are cut apart. Of a frame
+-- that was captured in part (tcpdump -s, editcap -s) the part is shown. Lanes are shown one by one if the preference says
+-- so (-o passing.lanes:TRUE): that takes most of the time.
 
 local passing = Proto("passing", "PASSING all-reduce")
 
@@ -49,12 +51,19 @@ passing.fields, passing.experts = {}, {}
 for _, field in pairs(f) do table.insert(passing.fields, field) end
 for _, one in pairs(e) do table.insert(passing.experts, one) end
 
+passing.prefs.lanes = Pref.bool("Show each lane", false, "Adds passing.lane, which makes everything many times slower")
+
+-- How many bytes of the packet at `offset`, and of what follows it, were sent, and how many of them were captured.
+local function sent_bytes(buffer, offset) return buffer:reported_len() - offset end
+local function captured_bytes(buffer, offset) return buffer:captured_len() - offset end
+
 local function tag_bytes(buffer, offset) return buffer(offset + 2, 1):uint() >= TAGGED and TAG_BYTES or 0 end
 
--- What is wrong with the packet at `offset`: a name of xla_ffi/wire/header.h, or nil.
+-- What is wrong with the packet at `offset`, as far as its header was captured: a name of xla_ffi/wire/header.h, or nil.
 local function problem(buffer, offset)
-  local bytes = buffer:reported_length_remaining() - offset
+  local bytes, captured = sent_bytes(buffer, offset), captured_bytes(buffer, offset)
   if bytes < HEADER_BYTES then return "too_short" end
+  if captured < HEADER_BYTES then return nil end
   local function byte(at) return buffer(offset + at, 1):uint() end
   if byte(0) ~= MAGIC then return "bad_magic" end
   if byte(1) ~= PROTOCOL then return "bad_protocol_version" end
@@ -68,7 +77,7 @@ local function problem(buffer, offset)
   local rest = bytes - own
   if rest < 0 then return "bad_length" end
   -- What follows is another packet, or it is too much.
-  if rest > 0 and (rest < 2 or byte(own) ~= MAGIC) then return "bad_length" end
+  if rest > 0 and (rest < 2 or (captured > own and byte(own) ~= MAGIC)) then return "bad_length" end
   return nil
 end
 
@@ -122,9 +131,11 @@ local function track(buffer, offset, pinfo, tree)
 end
 
 local function add_lanes(buffer, offset, count, tree)
-  local lanes = tree:add(f.lanes, buffer(offset, 4 * count)):set_text("Lanes (" .. count .. ")")
-  if not (tree.visible or tree:referenced(f.lane)) then return end  -- most time would go here
-  for i = 0, count - 1 do
+  local captured = math.min(4 * count, captured_bytes(buffer, offset))
+  if captured <= 0 then return end
+  local lanes = tree:add(f.lanes, buffer(offset, captured)):set_text("Lanes (" .. count .. ")")
+  if not passing.prefs.lanes then return end
+  for i = 0, math.floor(captured / 4) - 1 do
     local at = buffer(offset + 4 * i, 4)
     lanes:add(f.lane, at):set_text(string.format("[%d]: %d", i, at:int()))
   end
@@ -133,16 +144,16 @@ end
 -- Adds the packet at `offset`; returns its length, and its summary.
 local function dissect_one(buffer, offset, pinfo, root)
   local wrong = problem(buffer, offset)
-  local available = buffer:reported_length_remaining() - offset
+  local available = captured_bytes(buffer, offset)
   local function field(tree, one, at, length)
     return at + length <= available and tree:add(one, buffer(offset + at, length)) or nil
   end
-  local length, count = available, 0
-  if not wrong then
+  local length, count, is_cut = sent_bytes(buffer, offset), 0, available < HEADER_BYTES
+  if not wrong and not is_cut then
     count = buffer(offset + 18, 2):uint()
     length = HEADER_BYTES + 4 * count + tag_bytes(buffer, offset)
   end
-  local tree = root:add(passing, buffer(offset, length))
+  local tree = root:add(passing, buffer(offset, math.min(length, available)))
   field(tree, f.magic, 0, 1)
   field(tree, f.protocol, 1, 1)
   field(tree, f.type, 2, 1)
@@ -167,9 +178,10 @@ local function dissect_one(buffer, offset, pinfo, root)
     tree:add_proto_expert_info(e.malformed, "Malformed: " .. wrong)
     return length, "malformed: " .. wrong
   end
+  if is_cut then return length, "its header wasn't captured whole" end
   add_lanes(buffer, offset + HEADER_BYTES, count, tree)
   local after = HEADER_BYTES + 4 * count
-  if length > after then tree:add(f.tag, buffer(offset + after, TAG_BYTES)) end
+  if length > after and length <= available then tree:add(f.tag, buffer(offset + after, TAG_BYTES)) end
 
   local kind, number = buffer(offset + 2, 1):uint() % TAGGED, buffer(offset + 8, 2):uint()
   local allowed = kind == CONTRIBUTION and number < WORKERS_MAX or kind ~= CONTRIBUTION and number == EVERY_WORKER
@@ -189,13 +201,13 @@ function passing.dissector(buffer, pinfo, root)
   repeat
     local length, summary = dissect_one(buffer, offset, pinfo, root)
     offset, packets, first = offset + length, packets + 1, first or summary
-  until offset >= buffer:len()
+  until offset >= buffer:captured_len()
   pinfo.cols.info = first .. (packets > 1 and " (first of " .. packets .. " packets)" or "")
-  return offset
+  return buffer:captured_len()
 end
 
 passing:register_heuristic("udp", function(buffer, pinfo, root)
-  if buffer:len() < HEADER_BYTES or problem(buffer, 0) then return false end
+  if buffer:captured_len() < HEADER_BYTES or problem(buffer, 0) then return false end
   passing.dissector(buffer, pinfo, root)
   return true
 end)

@@ -115,12 +115,12 @@ def follow(child: Child, output: TaggedOutput) -> None:
     ]
 
 
-async def stop(children: Iterable[Child], impatient: asyncio.Event) -> None:
-    """Sends SIGTERM to whole process groups, and so to a script's workers, too; then SIGKILL, after a while or when
+async def stop(children: Iterable[Child], impatient: asyncio.Event, number: signal.Signals = signal.SIGTERM) -> None:
+    """Sends the signal to whole process groups, and so to a script's workers, too; then SIGKILL, after a while or when
     `impatient` is set."""
     children = list(children)
     for child in children:
-        child.signal_group(signal.SIGTERM)
+        child.signal_group(number)
     ended = asyncio.create_task(_ended(children))
     hurry = asyncio.create_task(impatient.wait())
     await asyncio.wait([ended, hurry], timeout=TERMINATE_S, return_when=asyncio.FIRST_COMPLETED)

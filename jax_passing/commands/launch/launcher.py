@@ -111,7 +111,8 @@ async def _run(
         for rank in range(hosts):
             ranks.append(await start(rank))
         failed = await _await_ranks(ranks, signalled, start_again)
-        await stop(ranks, impatient)
+        # By Ctrl-C a script may save something, and its session tells the others; SIGTERM would end it without a word.
+        await stop(ranks, impatient, signal.SIGINT if received[:1] == [signal.SIGINT] else signal.SIGTERM)
     finally:
         await stop(children, impatient)
         coordinator.close()

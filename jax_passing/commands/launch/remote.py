@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from jax_passing.for_jax.environment import THREADS, threads_needed
 
-TERMINATE_S = 5.0  # between SIGTERM and SIGKILL
+TERMINATE_S = 5.0  # between SIGINT and SIGKILL
 FAILED = 254  # the exit code if nothing could be started; 255 is ssh's own
 
 
@@ -60,7 +60,7 @@ def main() -> int:
 def _end_with_input(group: int) -> None:
     while os.read(0, 4096):
         pass
-    _signal(group, signal.SIGTERM)
+    _signal(group, signal.SIGINT)  # SIGTERM would end the rank before its session can tell the others
     time.sleep(TERMINATE_S)
     _signal(group, signal.SIGKILL)
 

@@ -20,6 +20,7 @@ from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.host.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
+from jax_passing.protocol.lease import HEARTBEATS_PER_LEASE
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
 
 LEASE_S_MIN = 5.0  # heartbeats go out between exchanges, which take that long if a few packets are lost
@@ -80,6 +81,7 @@ class LiveJob:
         self.ends.workers, self.ends.group = joined.workers, joined.group
         self._ranks, self.offer, self.welcome = joined.ranks, joined.offer, joined.welcome
         self.tags = joined.tags
+        self._lease_s = joined.workers[0].control.hello.lease_s
         welcome = self.welcome
         if welcome.multicast and joined.group is None:
             raise UntestableError("it welcomes workers to a multicast group that they have declined, or don't hear")
@@ -90,9 +92,9 @@ class LiveJob:
                 f"it gives a job {welcome.slot_count} slots; the test needs {4 * SLOT_COUNT} for each of {JOBS_MAX} "
                 f"jobs: start it with --slots-per-job {4 * SLOT_COUNT} or more"
             )
-        if welcome.lease_s < LEASE_S_MIN:
+        if self._lease_s < LEASE_S_MIN:
             raise UntestableError(
-                f"its lease is {welcome.lease_s:g} s, and workers of the test may be silent for longer: start it with "
+                f"its lease is {self._lease_s:g} s, and workers of the test may be silent for longer: start it with "
                 f"--lease-s {LEASE_S_MIN:g} or more"
             )
         # Each exchange takes slots that none has used. The ends of the partition first: they are where mistakes are.
@@ -112,7 +114,7 @@ class LiveJob:
 
     def keep_alive(self) -> None:
         now = time.monotonic()
-        if now - self._heartbeat_at > self.welcome.lease_s / messages.HEARTBEATS_PER_LEASE:
+        if now - self._heartbeat_at > self._lease_s / HEARTBEATS_PER_LEASE:
             self._heartbeat_at = now
             for worker in self.ends.workers:
                 worker.control.send(messages.Heartbeat())

@@ -76,7 +76,10 @@ class ParentRole:
                 log.info("connection of the switch under test: %s", error)
 
     def _converse(self, child: "_Connection", udp: DataSocket) -> None:
-        hello = messages.Hello(messages.PROTOCOL_VERSION, "", udp.port, uuid.uuid4().hex, secured=self._key is not None)
+        secured = self._key is not None
+        hello = messages.Hello(
+            messages.PROTOCOL_VERSION, "", udp.port, uuid.uuid4().hex, secured=secured, lease_s=LEASE_S
+        )
         if self._key is not None:
             child.secure(self._key)
         child.send(hello)
@@ -104,7 +107,6 @@ class ParentRole:
                 slot_count=least.slot_count,
                 worker=numbers.worker,
                 lanes_per_chunk=least.lanes_per_chunk,
-                lease_s=LEASE_S,
                 whole_chunks=least.whole_chunks,
                 contribution_secret=of_contributions if tagged else None,
                 result_secret=of_results if tagged else None,
@@ -166,7 +168,8 @@ class _Connection:
         return messages.decode_from_member(line)
 
     def expect(self, kind: type[M]) -> M:
-        message = self.receive()
+        while isinstance(message := self.receive(), messages.Heartbeat):
+            self.send(message)
         if not isinstance(message, kind):
             raise msgspec.DecodeError(f"{type(message).__name__} instead of {kind.__name__}")
         return message

@@ -42,7 +42,6 @@ class EpochStart:
     def __init__(
         self,
         data_plane: DataPlane,
-        lease_s: float,
         slots_per_address: int | None,
         counts: Counter[str],
         refuse: Callable[..., None],
@@ -51,7 +50,6 @@ class EpochStart:
         """`refuse` (epoch, text, kind of error, JoinError if none): sends all who wait away."""
         self._data_plane = data_plane
         self._outside = outside
-        self._lease_s = lease_s
         self._counts = counts
         self._refuse = refuse
         self._partition = SlotPartition(data_plane.slot_total, slots_per_address)
@@ -277,9 +275,7 @@ class EpochStart:
             slowest = least(*(join.link_gbit for join in joins))
             slowest_switch = least(*(join.switch_link_gbit for join in joins))
         nonce = self._random_bytes() if above is None else above.nonce
-        now = self._outside.now()
         for worker, member in enumerate(epoch.workers()):
-            member.heard = now
             member.connection.send(
                 messages.Welcome(
                     job_id=epoch.job.number,
@@ -288,7 +284,6 @@ class EpochStart:
                     slot_count=plan.slot_count,
                     worker=worker,
                     lanes_per_chunk=plan.lanes_per_chunk,
-                    lease_s=self._lease_s,
                     whole_chunks=plan.whole_chunks,
                     worker_limit=self._data_plane.worker_limit,
                     multicast=epoch.group is not None,

@@ -68,7 +68,6 @@ class Member:
     connection: Connection
     instance: str  # tells this process from any other
     address: tuple[str, int]  # where its packets come from
-    heard: float  # when it sent something last
     alone_since: float  # without an epoch
     rack: str = ""  # a rack's switch: its address, for people
     switches: tuple[str, ...] = ()  # a host: the instances of all that the job is spread over

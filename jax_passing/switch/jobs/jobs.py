@@ -42,7 +42,7 @@ class JobTable:
         self._jobs: dict[str, Job] = {}
         self._numbers = Numbers(outside)
         self.counts: Counter[str] = Counter()
-        self.starts = EpochStart(data_plane, lease_s, slots_per_address, self.counts, self.refuse_all, outside)
+        self.starts = EpochStart(data_plane, slots_per_address, self.counts, self.refuse_all, outside)
 
     def epochs(self) -> list[Epoch]:
         """Returns the epochs that form or run."""
@@ -265,9 +265,11 @@ class JobTable:
             self._fail_lost(epoch, f"{member.at_start} {reason}", remaining)
 
     def _fail_lost(self, epoch: Epoch, what: str, ranks: Collection[int]) -> None:
+        # A host that ends by an exception, Ctrl-C among them, says so itself.
+        likely = "It stands still, died, or its network was cut" if "silent" in what else "It was killed or crashed"
         message = (
-            f"{what} ({epoch}, world size {epoch.world_size}). It was killed, crashed, or lost its network: look at "
-            "its log. Then call jax_passing.init again on every host."
+            f"{what} ({epoch}, world size {epoch.world_size}). {likely}: look at its log. Then call jax_passing.init "
+            "again on every host."
         )
         self.fail(epoch, messages.Failed(HostLostError.__name__, message, tuple(ranks)))
 

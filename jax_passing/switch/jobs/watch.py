@@ -69,9 +69,6 @@ class Watch:
         is_left = epoch.state is State.RUNNING and epoch.slot_first is not None and epoch.left
         if is_left and now - epoch.left_since > LEAVE_LEASES * self._lease_s:
             self._jobs.free_slots(epoch)
-        for member in list(epoch.members):
-            if epoch.state is State.RUNNING and now - member.heard > self._lease_s and member.remaining():
-                self._jobs.lose(epoch, member, f"was silent for {self._lease_s:g} s")
 
     def _tell_overflows(self) -> None:
         """Tells whose packets come faster than they are handled."""

@@ -76,7 +76,9 @@ class HostSeat:
         return self.said
 
     def hear(self, message: messages.FromMember) -> None:
-        if isinstance(message, messages.Query):
+        if isinstance(message, messages.Heartbeat):
+            self.connection.send(message)
+        elif isinstance(message, messages.Query):
             if self.said is not None:  # else all have come meanwhile
                 answer_query(self.connection, self._why_not())
         else:

@@ -8,6 +8,7 @@ import msgspec
 
 from jax_passing.errors import JoinError, SwitchUnreachableError, is_kind
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.lease import HEARTBEATS_PER_LEASE
 from jax_passing.protocol.outside import Connection, Outside, Timer
 from jax_passing.switch.jobs.admission import RefusalError
 from jax_passing.switch.meetings.seats import ToHost, answer_query, meet_of
@@ -15,7 +16,7 @@ from jax_passing.switch.tree.parent_greeting import ParentGreeting, problem_of
 
 log = logging.getLogger("jax_passing.switch")
 
-BEAT_S = 1.0
+BEAT_S = 1.0  # at most
 BEATS_MAX = 5  # a parent that leaves so many heartbeats without an answer is gone
 
 
@@ -46,6 +47,7 @@ class SeatsAtParent:
         self._numbers = itertools.count()
         self._is_greeted = self._has_begun = self._is_answered = self._is_over = False
         self._beat_timer: Timer | None = None
+        self._beat_s = BEAT_S
         self._beats = 0  # since it said something
 
     def seat(self, host: ToHost, path: tuple[str, ...]) -> "SeatAtParent":
@@ -104,8 +106,9 @@ class SeatsAtParent:
         try:
             if self._is_greeted:
                 self._on_message(messages.decode_from_parent(line))
-            elif self._greeting.heard(line) is not None:
+            elif (hello := self._greeting.heard(line)) is not None:
                 self._is_greeted = True
+                self._beat_s = min(BEAT_S, hello.lease_s / HEARTBEATS_PER_LEASE)
                 # One that is full says so right behind its greeting, and hangs up. If we spoke to it before we have
                 # heard that, the kernel would drop what it said.
                 self._outside.call_later(0.0, self._begin)
@@ -129,7 +132,7 @@ class SeatsAtParent:
         assert self._connection is not None
         self._connection.send(messages.Heartbeat())
         self._beats += 1
-        self._beat_timer = self._outside.call_later(BEAT_S, self._beat)
+        self._beat_timer = self._outside.call_later(self._beat_s, self._beat)
 
     def _on_message(self, message: messages.FromParent) -> None:
         self._beats = 0
@@ -213,7 +216,9 @@ class SeatAtParent:
         self.path = path
 
     def hear(self, message: messages.FromMember) -> None:
-        if isinstance(message, messages.Query):
+        if isinstance(message, messages.Heartbeat):
+            self.host.send(message)
+        elif isinstance(message, messages.Query):
             answer_query(self.host, self._at_parent.why_not())
         else:
             self.said = meet_of(self._job, message)

@@ -19,6 +19,7 @@ from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX, JOBS_PER_ADDRESS_MIN
 from jax_passing.switch.jobs.watch import Watch
 from jax_passing.switch.meetings.meetings import Meetings
 from jax_passing.switch.server.dispatch import Dispatcher
+from jax_passing.switch.server.running_time import RunningTime
 from jax_passing.switch.server.settings import SwitchSettings
 from jax_passing.switch.tree.questions import Questions
 from jax_passing.switch.tree.uplink import Uplink
@@ -29,7 +30,7 @@ class ControlPlane:
 
     Attributes:
       instance: tells this start of this switch from any other.
-      jobs, meetings, quota, dispatcher, outside, counts: what conversations with members need
+      jobs, meetings, quota, dispatcher, outside, lease_s, counts: what conversations with members need
         (`member_conversation.py`).
     """
 
@@ -46,11 +47,12 @@ class ControlPlane:
         self.instance = f"{outside.random_bits(128):032x}"
         self._secret = f"{outside.random_bits(128):032x}"
         self._data_plane = data_plane
-        self.outside = outside
+        self.outside = outside = RunningTime(outside)
         self._parent = settings.parent
         self._switch_key = switch_key
         self._slots_per_job = settings.slots_per_job
         self._link_gbit = settings.link_gbit
+        self.lease_s = settings.lease_s
         self._questions = Questions(data_plane, outside)
         slots_per_address = settings.slots_per_address
         if slots_per_address is None:
@@ -63,7 +65,7 @@ class ControlPlane:
             uplink_for=None if settings.parent is None else self._uplink_for,
         )
         self.quota = ConnectionQuota(connections_max, settings.connections_per_address)
-        self.dispatcher = Dispatcher(data_plane, self.jobs, self._questions, outside, self._abilities)
+        self.dispatcher = Dispatcher(data_plane, self.jobs, self._questions, self._abilities)
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
         self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s)
         self.counts: Counter[str] = Counter()
@@ -75,6 +77,7 @@ class ControlPlane:
             self._data_plane.port,
             self.instance,
             secured=self.has_key,
+            lease_s=self.lease_s,
         )
 
     @property
@@ -91,8 +94,8 @@ class ControlPlane:
         address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
         if isinstance(join, messages.RackJoin):
             check_version(join, connection.own_name)
-            return Member(connection, join.instance, address, heard=now, alone_since=now, rack=join.name)
-        member = Member(connection, join.instance, address, heard=now, alone_since=now, switches=join.switches)
+            return Member(connection, join.instance, address, alone_since=now, rack=join.name)
+        member = Member(connection, join.instance, address, alone_since=now, switches=join.switches)
         self.jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
         return member
 

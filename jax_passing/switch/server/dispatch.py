@@ -11,7 +11,6 @@ import msgspec
 from jax_passing.config import RANKS_MAX
 from jax_passing.errors import JoinError, is_kind
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.outside import Outside
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.admission import Abilities, RefusalError, rank_of_rack
 from jax_passing.switch.jobs.epoch_states import State
@@ -33,20 +32,17 @@ class Dispatcher:
         data_plane: DataPlane,
         jobs: JobTable,
         questions: Questions,
-        outside: Outside,
         abilities: Callable[[], Abilities],
     ):
         self._data_plane = data_plane
         self._jobs, self._starts = jobs, jobs.starts
         self._questions = questions
-        self._outside = outside
         self._abilities = abilities
 
     def dispatch(self, job: str, member: Member, line: bytes) -> None:
         message = messages.decode_from_member(line)
         if len(line) > messages.LINE_BYTES_MAX and not isinstance(message, messages.Relay):
             raise msgspec.DecodeError(f"{type(message).__name__} is too long")
-        member.heard = self._outside.now()
         epoch = member.epoch
         match message:
             case messages.Heartbeat():

@@ -10,6 +10,7 @@ from jax_passing.errors import JoinError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
+from jax_passing.protocol.lease import Lease
 from jax_passing.protocol.outside import Connection, Timer, UnreadError
 from jax_passing.switch.jobs.admission import RefusalError
 from jax_passing.switch.jobs.epoch_states import State
@@ -36,6 +37,7 @@ class MemberConversation:
         self._is_greeted = self._is_secured = False
         self._seat: Seat | None = None  # instead, if it meets others here
         self._timer: Timer | None = None
+        self._lease: Lease | None = None  # once it has joined, or has a seat
         self._greeting: Timer | None = None  # in the clear, unless the other begins a handshake
         self._has_entered = False
         self._is_over = False
@@ -82,6 +84,8 @@ class MemberConversation:
         member = self._member
         if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
             return
+        if self._lease is not None:
+            self._lease.heard()
         try:
             if self._seat is not None:
                 self._seat.hear(messages.decode_from_member(line))
@@ -183,6 +187,7 @@ class MemberConversation:
         self._job = join.job
         self._quota.joined(self, self._connection.host)
         self._timer.cancel()
+        self._expect_heartbeats()
         if self._member.rack:
             self._expect_ranks()
 
@@ -202,7 +207,23 @@ class MemberConversation:
         self._quota.joined(self, self._connection.host)
         self._job = said.job
         self._seat = self._plane.meetings.seat(said.job, self._connection, is_racks=first is not said)
+        self._expect_heartbeats()
         self._seat.hear(first)
+
+    def _expect_heartbeats(self) -> None:
+        self._lease = Lease(self._outside, self._plane.lease_s, self._on_lease_over)
+
+    def _on_lease_over(self) -> None:
+        assert self._connection is not None
+        member, reason = self._member, f"was silent for {self._plane.lease_s:g} s"
+        log.info("closing the connection of %s: it %s", self._connection.name, reason)
+        if member is not None and not member.rack and not member.has_started:
+            text = (
+                f"This host {reason} while it waited to join job {self._job!r}, and another one may have taken its "
+                "rank. It stood still, or its network was cut. Call jax_passing.init again."
+            )
+            self._connection.send(messages.Refused(JoinError.__name__, text))
+        self._end(reason)
 
     def _on_silence(self) -> None:
         self._refuse_to_understand(msgspec.DecodeError(f"its first message hasn't come within {FIRST_MESSAGE_S:g} s"))
@@ -231,6 +252,9 @@ class MemberConversation:
         for timer in (self._timer, self._greeting):
             if timer is not None:
                 timer.cancel()
+        if self._lease is not None:
+            self._lease.stop()
+            self._lease = None  # it leads back here
         if self._seat is not None:
             self._seat.leave()
         member = self._member

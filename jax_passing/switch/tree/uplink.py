@@ -8,6 +8,7 @@ from jax_passing import _native
 from jax_passing.config import address_text, unicast_address
 from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.lease import Lease
 from jax_passing.protocol.outside import Connection, Outside, Timer
 from jax_passing.switch.data_planes.data_plane import DataPlane, is_power_of_two
 from jax_passing.switch.jobs.admission import RefusalError, least
@@ -129,9 +130,7 @@ class _ParentConversation:
         self._connection: Connection | None = None
         self._is_over = False
         self._greeting: ParentGreeting | None = None  # once connected
-        self._patience_s: float | None = None  # with a parent that says nothing; while the epoch runs
-        self._silence: Timer | None = None
-        self._beat: Timer | None = None
+        self._lease: Lease | None = None  # once joined
         self._group: Timer | None = None  # while we listen to what the parent sends to its group
         self._is_multicast = False  # how results of a running epoch come
         self._inquiries: set[Inquiry] = set()
@@ -153,8 +152,8 @@ class _ParentConversation:
             return
         assert self._greeting is not None
         try:
-            if self.is_joined:
-                self._expect_more()
+            if self._lease is not None:
+                self._lease.heard()
                 self._on_message(messages.decode_from_parent(line))
             elif (hello := self._greeting.heard(line)) is not None:
                 self._join(hello)
@@ -181,9 +180,10 @@ class _ParentConversation:
         if self._greeting is not None:
             self._greeting.end()
             self._greeting = None  # it leads back here
-        for timer in (self._silence, self._beat, self._group):
-            if timer is not None:
-                timer.cancel()
+        self._stop_listening()
+        if self._lease is not None:
+            self._lease.stop()
+            self._lease = None  # it leads back here
         for inquiry in list(self._inquiries):
             inquiry.cancel()
         self.socket = None  # closed now, unless a job has taken it over
@@ -194,12 +194,6 @@ class _ParentConversation:
         if not self._is_over:
             self.end()
             self._uplink.on_lost(problem)
-
-    def _expect_more(self) -> None:
-        if self._silence is not None:
-            self._silence.cancel()
-        if self._patience_s is not None:
-            self._silence = self._uplink.outside.call_later(self._patience_s, lambda: self.closed(TimeoutError()))
 
     def _join(self, hello: messages.Hello) -> None:
         assert self._connection is not None
@@ -218,10 +212,17 @@ class _ParentConversation:
                 data_host=own_plane.host if self.socket is None else "",
             )
         )
-        self.is_joined = True  # until all ranks are here, it may have nothing to say
+        self.is_joined = True
+        self._lease = Lease(self._uplink.outside, hello.lease_s, self._on_silence, self._beat)
         for member in epoch.members:
             for rank in member.ranks:
                 self._uplink.tell_of(member, rank)
+
+    def _beat(self) -> None:
+        self.send(messages.Heartbeat())
+
+    def _on_silence(self) -> None:
+        self.closed(TimeoutError())
 
     def _on_message(self, message: messages.FromParent) -> None:
         epoch, jobs, is_running = self._epoch, self._uplink.jobs, self._epoch.state is State.RUNNING
@@ -261,17 +262,6 @@ class _ParentConversation:
         if self.socket is not None and not welcome.multicast:
             self.socket.leave_group()
         self._uplink.jobs.welcome(self._epoch, welcome)
-        if not self._is_over:
-            self._patience_s = welcome.lease_s
-            self._expect_more()
-            self._beat_later(welcome.lease_s / messages.HEARTBEATS_PER_LEASE)
-
-    def _beat_later(self, period_s: float) -> None:
-        def beat() -> None:
-            self.send(messages.Heartbeat())
-            self._beat_later(period_s)
-
-        self._beat = self._uplink.outside.call_later(period_s, beat)
 
     # The parent's multicast.
 

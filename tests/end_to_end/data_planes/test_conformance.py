@@ -20,7 +20,7 @@ def conformance(switch: str, *flags: str) -> list[str]:
 
 
 def check(test: Process) -> None:
-    assert test.wait(250) == 0, test.text
+    assert test.wait(600) == 0, test.text
     assert ", 0 failed, " in test.text
 
 

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,21 @@ def test_killed_shard(cluster: "Cluster") -> None:
         match = raised(process, DEADLINE_S)
         assert match[1] == "SwitchLostError", process.text
         assert switches[2].address in match[3]
+
+
+def test_a_job_that_is_suspended_with_its_switch_goes_on(cluster: "Cluster") -> None:
+    """As by `scontrol suspend`: for longer than the lease, the deadline of sums, and both together."""
+    switch = cluster.start_switch("127.0.0.1:0", "--lease-s", "2")
+    hosts = cluster.start("faults/endless.py", "3", hosts=2, devices=1, env={"JAX_PASSING_SWITCH": switch.address})
+    for host in hosts:
+        host.wait_for("running as process")
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        for process in (*hosts, switch):
+            process.signal(number)
+        time.sleep(6.0)
+    assert not any("raised" in host.text for host in hosts), [host.text for host in hosts]
+    hosts[1].signal(signal.SIGKILL)
+    assert "Rank 1 closed its connection" in raised(hosts[0], DEADLINE_S)[3]
 
 
 def test_faults_in_the_middle_of_sums() -> None:

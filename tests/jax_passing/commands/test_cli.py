@@ -38,6 +38,14 @@ def test_help_says_what_to_type(command, name, completes):
     assert ("--install-completion" in shown) == completes  # of one word
 
 
+def test_a_wrong_flag_is_told_in_plain_lines_where_no_terminal_is():
+    """A journal or a file shows no boxes."""
+    ended = subprocess.run([*MODULE, "switch", "--lease-s", "long"], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines()[-1].startswith("Error: Invalid value for '--lease-s': ")
+    assert ended.stderr.isascii()
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [

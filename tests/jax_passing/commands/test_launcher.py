@@ -209,6 +209,31 @@ def test_signals_leave_no_process_behind(script, number):
     until(lambda: not any(alive(pid) for pid in pids + children))
 
 
+def test_after_ctrl_c_scripts_end_as_python_does_and_the_switch_says_why(script):
+    waits = script(
+        "import jax_passing\n"
+        "jax_passing.init()\n"
+        "try:\n"
+        "    print('runs', flush=True)\n"
+        "    time.sleep(60)\n"
+        "finally:\n"
+        "    print('saved')\n"
+    )
+    launcher = subprocess.Popen([*RUN, "-n", "2", waits], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    begun = 0
+    while begun < 2:
+        line = launcher.stdout.readline()
+        assert line, "the launcher has ended"
+        begun += line.endswith("runs\n")
+    launcher.send_signal(signal.SIGINT)
+    shown = launcher.stdout.read()
+    assert launcher.wait(60) == 128 + signal.SIGINT
+    launcher.stdout.close()
+    assert {"[rank 0] saved", "[rank 1] saved"} <= set(shown.splitlines())
+    assert "it stopped with KeyboardInterrupt" in shown
+    assert "killed" not in shown
+
+
 def test_nobody_reads_the_output_any_more(script):
     reader, writer = os.pipe()
     os.close(reader)

@@ -230,6 +230,24 @@ def test_exit_with_an_exception_tells_the_others(running):
     other.close()
 
 
+def test_whoever_is_interrupted_while_it_waits_for_others_at_the_end_tells_them(running):
+    settings = settings_of(running, 1)
+    script = """
+import _thread, threading
+session = jax_passing.init()
+threading.Timer(0.5, _thread.interrupt_main).start()
+session.shutdown()
+"""
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(Member, settings, len(jax.local_devices()))
+        ended = run_script(running, script, JAX_PASSING_WORLD_SIZE="2")
+        other = joining.result()
+    assert ended.stderr.rstrip().endswith("KeyboardInterrupt")
+    until(lambda: other.failure)
+    assert "it stopped with KeyboardInterrupt" in other.failure.message
+    other.close()
+
+
 def test_exit_while_a_sum_is_pending(running):
     settings = settings_of(running, 1)
     with ThreadPoolExecutor(1) as pool:

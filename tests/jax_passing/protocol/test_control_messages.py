@@ -21,7 +21,7 @@ EXAMPLES = (
     messages.GroupReady(5, "no such device"),
     messages.GroupHeard(5),
     messages.GroupLost(),
-    messages.Welcome(1, 1, 0, 256, 0, 360, 30.0, contribution_secret=bytes(32), result_secret=bytes(32), link_gbit=1.0),
+    messages.Welcome(1, 1, 0, 256, 0, 360, contribution_secret=bytes(32), result_secret=bytes(32), link_gbit=1.0),
     messages.Refused("JoinError", "a text", 1),
     messages.Relay(b"\0order"),
     messages.Query(3, 1),
@@ -122,7 +122,7 @@ def test_a_foreign_versions_number_fits_into_a_fact():
     ],
 )
 def test_a_welcome_has_numbers_that_fit_into_packets(name, value):
-    good = messages.Welcome(0xFFFF, 1, 0xFF00, 256, 63, 360, 30.0)
+    good = messages.Welcome(0xFFFF, 1, 0xFF00, 256, 63, 360)
     for decode in (messages.decode_from_switch, messages.decode_from_parent):
         assert decode(messages.encode(good)) == good
         with pytest.raises(msgspec.ValidationError, match=name):

@@ -99,7 +99,7 @@ def free_address() -> str:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
-def finish(processes: Sequence[Process], timeout_s: float = 250) -> None:
+def finish(processes: Sequence[Process], timeout_s: float = 600) -> None:
     """All of them, without an error."""
     deadline = time.monotonic() + timeout_s
     for rank, process in enumerate(processes):

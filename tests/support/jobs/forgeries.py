@@ -23,7 +23,7 @@ def check(switch: Process, hosts: Sequence[Process], slots: int, near: str, else
             time.sleep(0.01)
         for host in hosts:
             steps = re.findall(r"^step (\d+)$", host.text, re.M)
-            host.wait_for(f"^step {int(steps[-1]) + 100}$", 200)  # wrong sums end it
+            host.wait_for(f"^step {int(steps[-1]) + 100}$", 600)  # wrong sums end it
             assert host.popen.poll() is None, host.text
     with Forger(near, None, slots, len(hosts)):  # in its name: now nothing is wrong with every fifth packet
         for host in hosts:

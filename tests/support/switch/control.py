@@ -141,7 +141,7 @@ class Switch:
         host = Host(reader, writer)
         self.hosts.append(host)
         assert await host.receive() == messages.Hello(
-            messages.PROTOCOL_VERSION, self.data_plane.host, 4242, self.instance
+            messages.PROTOCOL_VERSION, self.data_plane.host, 4242, self.instance, lease_s=self.plane.lease_s
         )
         return host
 

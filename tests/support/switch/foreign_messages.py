@@ -17,7 +17,7 @@ foreign_messages = st.one_of(
     st.builds(messages.RankGone, numbers),
     st.builds(messages.Refused, st.sampled_from(["JoinError", "x"]), st.text(max_size=3), st.none() | numbers),
     st.builds(messages.Failed, st.sampled_from(["HostLostError", "x"]), st.text(max_size=3)),
-    st.builds(messages.Welcome, numbers, numbers, numbers, numbers, numbers, numbers, st.just(0.2)),
+    st.builds(messages.Welcome, numbers, numbers, numbers, numbers, numbers, numbers),
     st.builds(messages.GroupOffer, st.just("239.192.0.1"), st.just(7), st.just(1), st.just(1), numbers),
     st.sampled_from([messages.Bye(), messages.Heartbeat(), messages.Leave(), messages.GroupLost(), b"\xff\n"]),
 )

@@ -42,16 +42,37 @@ TEST(StallWatch, warnsEverySecondThenGivesUp) {
 TEST(StallWatch, progressBeginsAnother) {
   StallWatch watch(kWarnUs, kDeadlineUs);
   watch.IsDue(0, false, 0);
-  ASSERT_TRUE(watch.IsDue(0, false, 50'000'000));
-  EXPECT_TRUE(watch.Judge(1, 50'000'000).is_new);
-  ASSERT_TRUE(watch.IsDue(1, false, 51'000'000));
-  EXPECT_EQ(watch.Judge(1, 51'000'000).state, Verdict::kGoesOn);
-  EXPECT_EQ(watch.next_timer_us(), 56'000'000);
-  ASSERT_TRUE(watch.IsDue(1, false, 57'000'000));
-  const Verdict verdict = watch.Judge(1, 57'000'000);
+  ASSERT_TRUE(watch.IsDue(0, false, 5'500'000));
+  EXPECT_TRUE(watch.Judge(1, 5'500'000).is_new);
+  ASSERT_TRUE(watch.IsDue(1, false, 6'500'000));
+  EXPECT_EQ(watch.Judge(1, 6'500'000).state, Verdict::kGoesOn);
+  EXPECT_EQ(watch.next_timer_us(), 11'500'000);
+  ASSERT_TRUE(watch.IsDue(1, false, 12'500'000));
+  const Verdict verdict = watch.Judge(1, 12'500'000);
   EXPECT_EQ(verdict.state, Verdict::kStalled);
   EXPECT_EQ(verdict.stalled_us, 6'000'000);
   EXPECT_TRUE(verdict.is_new);
+}
+
+// The process is stopped for an hour, and all others may have been, too: a minute counts from when it goes on.
+TEST(StallWatch, timeInWhichTheProcessStoodStillDoesntCount) {
+  for (const int64_t stopped_us : {kWarnUs - 1, int64_t{30'000'000}}) {  // before the first warning is due, and later
+    StallWatch watch(kWarnUs, kDeadlineUs);
+    for (int64_t now_us = 0; now_us <= stopped_us; now_us += 500'000) {
+      if (watch.IsDue(0, false, now_us)) watch.Judge(0, now_us);
+    }
+    const int64_t resumed_us = stopped_us + 3'600'000'000;
+    EXPECT_FALSE(watch.IsDue(0, false, resumed_us));
+    int64_t now_us = 0;
+    Verdict verdict;
+    while (verdict.state != Verdict::kLost) {
+      now_us = watch.next_timer_us();
+      ASSERT_TRUE(watch.IsDue(0, false, now_us));
+      verdict = watch.Judge(0, now_us);
+    }
+    EXPECT_EQ(now_us, resumed_us + kDeadlineUs);
+    EXPECT_EQ(verdict.stalled_us, kDeadlineUs);
+  }
 }
 
 // Others make progress all the time, this sum makes none.

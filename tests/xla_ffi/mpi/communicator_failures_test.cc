@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../tests/xla_ffi/mpi/hosts.h"
+#include "../tests/xla_ffi/net/stand_still.h"
 #include "mpi/communicator.h"
 #include "mpi/failures.h"
 
@@ -150,6 +151,21 @@ TEST(CommunicatorFailuresTest, nobodySendsUntilTheDeadline) {
   });
   EXPECT_EQ(failures[0].value().kind, "DeadlineExceededError");
   EXPECT_EQ(hosts.server.stalls[0].first, -1);
+}
+
+TEST(CommunicatorFailuresTest, timeInWhichTheProcessStoodStillDoesntCount) {
+  Hosts hosts({0, 0}, 1);  // and 2 s of grace
+  ExpectSuccess(hosts.Run([](Device& device) {
+    int32_t word = device.index();
+    if (device.index() == 0) device.Receive(&word, sizeof(word), 1, 0).Wait();
+    if (device.index() == 1) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+      StandStill(5'000);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1'500));  // both look each second
+      device.Send(&word, sizeof(word), 0, 0).Wait();
+    }
+    EXPECT_EQ(word, 1);
+  }));
 }
 
 TEST(CommunicatorFailuresTest, nobodyIsTooLateWhileMessagesMove) {

@@ -13,6 +13,7 @@ from jax_passing.switch.jobs.admission import Abilities, RefusalError, common_la
 from support.switch.control import join_of_version, scenario
 from support.switch.control_trees import in_tree, job
 
+NEWER = messages.PROTOCOL_VERSION + 1
 RACK = Abilities("rack", 1024, 360, False, False, None)
 SPINE = Abilities("spine", 256, 64, True, False, 100.0)
 FACTS = {"strategy": "flat", "jaxlib": "0.10.0"}
@@ -260,9 +261,9 @@ def test_a_rack_of_a_newer_version_is_named_whatever_else_it_says(more):
     @in_tree(racks=0)
     async def run(tree, root):
         rack = await root.connect()
-        join = {"type": "rackjoin", "protocol_version": 9, "job": "a", "instance": "r", "name": "far:1", "udp_port": 7}
-        rack.send(msgspec.json.encode(join | more) + b"\n")
-        assert " version 9. Upgrade jax_passing on the switch" in await rack.refusal()
+        join = {"type": "rackjoin", "job": "a", "instance": "r", "name": "far:1", "udp_port": 7}
+        rack.send(msgspec.json.encode(join | {"protocol_version": NEWER} | more) + b"\n")
+        assert f" version {NEWER}. Upgrade jax_passing on the switch" in await rack.refusal()
 
     run()
 

@@ -22,7 +22,7 @@ async def test_a_job_starts_when_all_ranks_are_here(switch):
     nonces = set()
     for worker, host in enumerate((third, first, second)):
         welcome = await host.receive()
-        assert welcome == messages.Welcome(1, 1, 0, 256, worker, 360, 30.0, nonce=welcome.nonce)
+        assert welcome == messages.Welcome(1, 1, 0, 256, worker, 360, nonce=welcome.nonce)
         nonces.add(welcome.nonce)
     assert [len(nonce) for nonce in nonces] == [32]
     assert [port for _, port in switch.data_plane.running[1].addresses] == [1000, 1001, 1002]

@@ -114,7 +114,7 @@ async def test_a_seat_that_is_lost_ends_a_join_that_waits_for_it(switch):
 
 @scenario()
 async def test_nonsense_costs_the_seat(switch):
-    for line in (b"{}\n", messages.encode(messages.Heartbeat()), messages.encode(meet(0)).replace(b'"a"', b'"b"')):
+    for line in (b"{}\n", messages.encode(messages.Leave()), messages.encode(meet(0)).replace(b'"a"', b'"b"')):
         host = await seat(switch, 0)
         host.send(line)
         assert await host.receive() is None

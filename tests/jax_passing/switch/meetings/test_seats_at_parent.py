@@ -66,7 +66,7 @@ async def test_a_racks_hosts_take_one_connection_of_its_parent_for_each_job(tree
 @in_tree(racks=1)
 async def test_a_host_that_gives_up_or_talks_nonsense_takes_nobody_along(tree, root, rack):
     hosts = [await seat(rack, rank, 4, 4) for rank in range(2)]
-    for line in (messages.Heartbeat(), meet(2, job="b")):
+    for line in (messages.Leave(), meet(2, job="b")):
         other = await seat(rack, 2, 4, 4)
         other.send(line)
         assert await other.receive() is None

@@ -1,5 +1,6 @@
 """The conversation with a host or a rack's switch: its first message, silence, input that nobody of ours sends."""
 
+import asyncio
 import contextlib
 
 import pytest
@@ -11,6 +12,7 @@ from jax_passing.switch.server import member_conversation
 from support.random_lines import lines
 from support.switch.control import join_of_version, scenario, until
 from support.switch.control_trees import in_tree, rack_says
+from support.switch.seats import met, seat
 
 
 @scenario()
@@ -152,3 +154,25 @@ def test_a_rack_that_has_no_ranks_is_given_up(monkeypatch, several):
         await until(lambda: not root.server._streams)
 
     run()
+
+
+@scenario(lease_s=0.4)
+async def test_a_rank_that_is_silent_while_it_waits_makes_room_for_another(switch):
+    """Its node has died: its connection never ends by itself."""
+    dead = await switch.join(0)
+    assert "was silent for 0.4 s while it waited to join" in await dead.refusal()
+    assert not switch.plane.jobs.epochs()
+    await switch.job()
+
+
+@scenario(lease_s=0.4)
+async def test_a_host_that_is_silent_while_it_meets_others_loses_its_seat(switch):
+    dead = await seat(switch, 0, 3, 3)
+    alive = await seat(switch, 1, 3, 3)
+    until_s = asyncio.get_running_loop().time() + 1.0
+    while asyncio.get_running_loop().time() < until_s:
+        alive.send(messages.Heartbeat())
+        assert await alive.receive() == messages.Heartbeat()
+        await asyncio.sleep(0.05)
+    assert await dead.receive() is None
+    await met(alive, await seat(switch, 0, 3, 3), await seat(switch, 2, 3, 3, instance="third"))

@@ -312,9 +312,9 @@ def test_verbose_logs_what_jobs_do(start):
     process = start("--listen", "127.0.0.1:0", "--verbose", "--lease-s", "3")
     port = port_of(process)
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, connection.makefile("rb") as lines:
-        lines.readline()
-        connection.sendall(messages.encode(messages.Join(messages.PROTOCOL_VERSION, "a", 0, 1, ("y",), 9, "x", 5.0)))
         assert messages.decode_from_switch(lines.readline()).lease_s == 3.0
+        connection.sendall(messages.encode(messages.Join(messages.PROTOCOL_VERSION, "a", 0, 1, ("y",), 9, "x", 5.0)))
+        assert isinstance(messages.decode_from_switch(lines.readline()), messages.Welcome)
         connection.sendall(messages.encode(messages.Leave()))
         assert messages.decode_from_switch(lines.readline()) == messages.Bye()
     process.terminate()

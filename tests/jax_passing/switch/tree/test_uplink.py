@@ -107,7 +107,7 @@ async def test_nobody_has_left_a_job_before_it_runs(tree, root, rack):
             await reader.readline()
         say(messages.Left((0,)), messages.Prepare(1, 256, 360, False, (0,)))
         await reader.readline()
-        say(messages.Welcome(1, 1, 0, 256, 0, 360, 9.0))
+        say(messages.Welcome(1, 1, 0, 256, 0, 360))
         await reader.read()
         writer.close()
 
@@ -196,7 +196,7 @@ async def test_a_rack_prepares_once_its_parent_counts_on_its_ranks_and_no_others
         # From now on it has said who contributes.
         late = await rack.join(1, 2)
         assert "is starting (epoch 1) with 2 other hosts: rank 1 is among them" in await late.refusal()
-        parent.say(messages.Welcome(1, 1, 0, 256, 0, 360, 9.0))
+        parent.say(messages.Welcome(1, 1, 0, 256, 0, 360))
         assert isinstance(await host.receive(), messages.Welcome)
 
 
