@@ -13,7 +13,7 @@
 
 namespace passing::mpi {
 
-// What a call of a device is part of, counted from 0.
+// A call of a device is part of this, counted from 0.
 struct Origin {
   uint32_t program = 0;    // of those that have called in this group, in the order of their first calls
   uint32_t execution = 0;  // of this program, of those that have called

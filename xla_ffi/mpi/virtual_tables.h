@@ -27,7 +27,7 @@ class VirtualTables {
   void* Code(std::string_view beginning, std::string_view end) const;
   // Where the table of a class has this function; null if it hasn't.
   void** Entry(std::string_view table, const void* code) const;
-  // What an object of the class has in its first word; null if there is no such class.
+  // An object of the class has this in its first word; null if there is no such class.
   const void* Identity(std::string_view table) const;
   // Where the loader made memory read-only when it had written to it, that memory is so again afterwards. False if the
   // system forbids it.

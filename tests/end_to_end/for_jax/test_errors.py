@@ -101,6 +101,13 @@ def test_collectives_that_look_alike_never_meet(cluster: "Cluster", kind: str) -
         assert re.search(r"of execution \d of program [12]", text), text
 
 
+def test_hosts_with_different_numbers_of_devices(cluster: "Cluster") -> None:
+    """JAX's own collectives go over them; ours don't."""
+    for process in for_jax.start(cluster, "different.py", "unequal", env=DEADLINE):
+        assert "ConfigError" in process.wait_for(r"^raised .*", 150)[0], process.text
+        assert "have different numbers of devices. JAX's own collectives go over them" in process.text, process.text
+
+
 def test_a_program_that_ends_before_its_first_collective(cluster: "Cluster") -> None:
     """Python ends threads of XLA that are in it by then, and with them the process."""
     processes = for_jax.start(cluster, "ends.py", devices=2, env=DEADLINE)

@@ -1,4 +1,4 @@
-"""What other processes said comes from a coordinator that others may reach: nonsense is an error by name."""
+"""Processes hear of each other by a coordinator that others may reach: nonsense is an error by name."""
 
 import jax
 import pytest
