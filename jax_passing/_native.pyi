@@ -363,5 +363,7 @@ def bind_mpi_late() -> str | None:
 
     Returns why it can't, or None. It also returns None where that has been done before."""
 
-def watch_cliques() -> str | None:
-    """Has `MpiServer.split` be told the devices of a group, from then on. Returns why it can't, or None."""
+def watch_xla() -> str | None:
+    """Has XLA tell from then on which devices form a group, which calls belong to which execution, and what is float16.
+
+    Returns why it can't, or None."""

@@ -7,6 +7,7 @@ published for this run: whoever can't is a stranger, and is dropped. Everything 
 
 import asyncio
 import logging
+import re
 import secrets
 import socket
 from collections.abc import Callable, Coroutine, Mapping
@@ -15,18 +16,20 @@ from functools import partial
 from typing import Any
 
 from jax_passing.config import address_text
-from jax_passing.errors import ClosedError, Failure, HostLostError
+from jax_passing.errors import ClosedError, Failure, HostLostError, JoinError
 from jax_passing.for_jax.connection import Connection
 from jax_passing.for_jax.frames import REPLIES, Frame, FrameError, Kind
 from jax_passing.for_jax.groups import Group
 from jax_passing.for_jax.matching import Ends, Matching, Request
 from jax_passing.host.loop import Loop
-from jax_passing.protocol import secure_channel
+from jax_passing.protocol import keys, secure_channel
+from jax_passing.protocol.handshakes import Handshakes
 
 log = logging.getLogger("jax_passing")
 
 STRANGERS_MAX = 64  # at once; the oldest makes room for the next, as a host of ours needs a few round trips only
 GREETING_S = 5.0  # for TLS and the greeting
+HANDSHAKES_PER_ADDRESS = 256  # that come to nothing, as at a switch
 RETRY_S = 0.25
 GRACE_S = 1.0  # until a lost connection counts: the switch may say meanwhile why a host has gone
 CLOSE_S = 5.0
@@ -43,6 +46,7 @@ class Channels:
         self,
         loop: Loop,
         rank: int,
+        world_size: int,
         job: str,
         key: bytes | None,
         deadline_s: float,
@@ -51,7 +55,7 @@ class Channels:
         """`deadline_s`: another host is called for so long. `on_failure`: is called once, in the loop's thread, if
         messages can't go on; the requests have failed by then."""
         self._session_loop, self._loop = loop, loop.call(asyncio.get_running_loop)
-        self._rank, self._job, self._key = rank, job, key
+        self._rank, self._world_size, self._job, self._key = rank, world_size, job, key
         self._deadline_s, self._on_failure = deadline_s, on_failure
         self._matching = Matching(rank, self._transmit, self._fail_here)
         self._token = secrets.randbits(64)
@@ -61,6 +65,7 @@ class Channels:
         self._senders: dict[int, Connection] = {}  # who called it
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._handshakes = Handshakes(HANDSHAKES_PER_ADDRESS)
         self.strangers_dropped = 0
 
     # For all threads.
@@ -71,10 +76,18 @@ class Channels:
         return self._session_loop.call(self._listen, own_host)
 
     def set_peers(self, peers: Mapping[int, str]) -> None:
-        """Tells where the other hosts are, by their ranks, before the first message."""
+        """Tells where the other hosts are, by their ranks, before the first message. Raises JoinError if a text is none
+        that a host's `start` has returned."""
         for rank, text in peers.items():
-            host, port, token = text.split(" ")
-            self._peers[rank] = host, int(port), int(token, 16)
+            content = keys.unsealed(self._key, f"channel {rank}", text) or ""
+            found = re.fullmatch(r"(\S{1,100}) (\d{1,5}) ([0-9a-f]{16})", content)
+            if found is None or int(found[2]) > 65535:
+                raise JoinError(
+                    f"The coordinator of jax.distributed doesn't have the address of rank {rank} as a host of this job "
+                    "tells it: somebody else writes there, or the hosts have different keys. Let nobody but the job's "
+                    "hosts reach the coordinator, then start the program again on every host."
+                )
+            self._peers[rank] = found[1], int(found[2]), int(found[3], 16)
 
     def send(self, group: Group, own_index: int, to_index: int, tag: int, data: memoryview, request: Request) -> None:
         """Sends the bytes, which must stay as they are until the request is done."""
@@ -156,22 +169,27 @@ class Channels:
         self._listener = socket.create_server((own_host, 0), family=family, backlog=STRANGERS_MAX)
         self._listener.setblocking(False)
         self._begin(self._accept(self._listener))
-        return f"{own_host} {self._listener.getsockname()[1]} {self._token:016x}"
+        text = f"{own_host} {self._listener.getsockname()[1]} {self._token:016x}"
+        return keys.sealed(self._key, f"channel {self._rank}", text)
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connected, _ = await self._loop.sock_accept(listener)
+                connected, (address, *_) = await self._loop.sock_accept(listener)
             except OSError as error:  # too many files are open, or the caller is gone
                 log.debug("a caller can't be taken in: %s", error)
                 await asyncio.sleep(RETRY_S)
+                continue
+            if self._key is not None and not self._handshakes.begin(address, self._loop.time()):
+                self.strangers_dropped += 1
+                connected.close()
                 continue
             if len(self._strangers) >= STRANGERS_MAX:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
                 oldest.cancel()
             connection = Connection(None)
-            task = self._begin(self._greet(connected, connection))
+            task = self._begin(self._greet(connected, address, connection))
             self._strangers[task] = None
             task.add_done_callback(partial(self._after_greeting, connected, connection))
             await asyncio.sleep(0)  # others have their turn, though all call at once
@@ -184,14 +202,17 @@ class Channels:
             connection.give_up()
             connected.close()
 
-    async def _greet(self, connected: socket.socket, connection: Connection) -> None:
+    async def _greet(self, connected: socket.socket, address: str, connection: Connection) -> None:
         """Takes a caller for a host of the job once it has said the token."""
         tls = None if self._key is None else secure_channel.context(self._key, server_side=True)
         async with asyncio.timeout(GREETING_S):
             await self._loop.connect_accepted_socket(lambda: connection, connected, ssl=tls)
+            self._handshakes.succeeded(address, self._loop.time())
             hello = await connection.greeted
         if (hello.kind, hello.group, hello.target) != (Kind.HELLO, self._token, self._rank):
             raise FrameError("a caller doesn't know this run's token")
+        if hello.source >= self._world_size or hello.source == self._rank:
+            raise FrameError(f"a caller says that it is rank {hello.source}, which no other host is")
         if hello.source in self._senders:
             raise FrameError("a caller has called before")
         sender, matching = hello.source, self._matching

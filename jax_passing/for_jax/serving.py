@@ -18,7 +18,7 @@ from jax_passing.errors import ClosedError, ConfigError, PassingError
 from jax_passing.for_jax import environment, groups
 from jax_passing.for_jax.opening import Opening
 from jax_passing.for_jax.shared import Shared, rank_and_world_size
-from jax_passing.for_jax.use_for_jax import watch_cliques
+from jax_passing.for_jax.use_for_jax import watch_xla
 from jax_passing.for_jax.waits import Wait
 from jax_passing.host.executions import wait_for_arrays, wait_for_executions
 from jax_passing.host.session import current
@@ -46,7 +46,7 @@ class Server:
 
     def begin(self) -> tuple[int, int]:
         """Returns this process's rank, and how many there are. JAX has no devices yet. Raises ConfigError."""
-        watch_cliques()
+        watch_xla()
         _have_threads_for_all_devices()
         rank, world_size = rank_and_world_size()
         self._opening.listen(rank, world_size)
@@ -93,7 +93,7 @@ class Server:
         """Returns why a call waits in vain, if that is known (`MpiServer.stalled`)."""
         shared = self._opening.get()
         wait = Wait(group, number, what)
-        failure = shared.failure or shared.waits.stalled(self._groups[group].host_set, own_index, wait, still_s)
+        failure = shared.failure or shared.waits.stalled(self._groups[group], own_index, wait, still_s)
         if failure is None:
             return None
         shared.fail(failure)

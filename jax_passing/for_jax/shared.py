@@ -1,5 +1,6 @@
 """All groups of devices of a process share its session, its channels, and what sums over each set of hosts."""
 
+import hashlib
 import threading
 from typing import Any
 
@@ -36,14 +37,17 @@ class Shared:
         key = None if self._control is None else self._control[0].key
         own_host = "127.0.0.1" if self._control is None else self._control[1].host.shards[0].own_host
         job = settings.job or ""
-        self.channels = Channels(self._loop, session.rank, job, key, settings.join_deadline_s, self.fail)
-        self.waits = Waits(session.rank, job, settings.warn_s)
+        world_size, deadline_s = session.world_size, settings.join_deadline_s
+        self.channels = Channels(self._loop, session.rank, world_size, job, key, deadline_s, self.fail)
         session.closers.append(self._close)
         try:
-            address, ranks = self.channels.start(own_host), range(session.world_size)
-            if len(ranks) > 1:
+            address, run = self.channels.start(own_host), ""
+            if world_size > 1:
                 what = "their first collective (jax_passing.use_for_jax)"
-                self.channels.set_peers(told(what, address, ranks, JoinError, settings.join_deadline_s))
+                addresses = told(what, address, range(world_size), JoinError, deadline_s)
+                self.channels.set_peers(addresses)
+                run = hashlib.sha256(repr(sorted(addresses.items())).encode()).hexdigest()
+            self.waits = Waits(session.rank, job, settings.warn_s, key, run)
         except BaseException as error:
             cause = session.error or error  # whoever is missing may have told why
             self.fail(_failure_of_any(cause))

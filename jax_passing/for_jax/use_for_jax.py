@@ -40,7 +40,7 @@ def use_for_jax() -> None:
             f"This jaxlib doesn't take an MPI library any more: {why}. Call jax_passing.use_for_jax before `import "
             f"jax`, or set {FOR_JAX}=1 when Python starts."
         )
-    watch_cliques()
+    watch_xla()
     check_world()
     jax.config.update("jax_cpu_collectives_implementation", environment.MPI)
 
@@ -50,9 +50,9 @@ def check_world() -> None:
     process.before_devices(lambda: importlib.import_module("jax_passing.for_jax.world").check())
 
 
-def watch_cliques() -> None:
+def watch_xla() -> None:
     """Has XLA tell us from now on which devices make a collective. Raises ConfigError."""
-    if (why := _native.watch_cliques()) is not None:
+    if (why := _native.watch_xla()) is not None:
         raise ConfigError(
             f"JAX's collectives can't go over the switch, as this jaxlib doesn't tell who makes them: {why}. Try "
             "another version of jaxlib, or call jax_passing.psum."

@@ -1,19 +1,29 @@
-"""Hosts whose calls make no progress compare what they wait in, by the coordinator of jax.distributed."""
+"""Hosts whose calls make no progress compare what they wait in, by the coordinator of jax.distributed.
 
-import json
+Whoever reaches the coordinator can write there. So what isn't understood is left out, and where the job has a key, what
+no host of it has sealed.
+"""
+
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import jax
+import msgspec
+from msgspec import Meta
 
 from jax_passing._compat.process import coordinator
 from jax_passing.errors import Failure, ProgramMismatchError, names
+from jax_passing.for_jax.groups import Group
+from jax_passing.protocol import keys
 
 log = logging.getLogger("jax_passing")
 
 KEPT_S = 3.0  # a call that goes on is told each second
+_SHOWN_MAX = 4  # ranks that call different things
 
 
 @dataclass(frozen=True)
@@ -31,37 +41,45 @@ class Wait:
     what: str
 
 
+class Told(msgspec.Struct, array_like=True, frozen=True):
+    """Devices of a host, by their indexes in the group, wait in a call."""
+
+    group: int
+    number: int
+    what: Annotated[str, Meta(max_length=2000)]
+    devices: tuple[int, ...]
+
+    @property
+    def wait(self) -> Wait:
+        return Wait(self.group, self.number, self.what)
+
+
 class Waits:
     """This host's calls that wait. Any thread may ask."""
 
-    def __init__(self, rank: int, job: str, warn_s: float):
-        self._rank, self._warn_s = rank, warn_s
-        self._folder = f"jax_passing/waits/{job}/"
+    def __init__(self, rank: int, job: str, warn_s: float, key: bytes | None = None, run: str = ""):
+        """`key`: of the job, if it has one. `run`: tells this run of the job from others."""
+        self._rank, self._warn_s, self._key = rank, warn_s, key
+        self._folder, self._about = f"jax_passing/waits/{job}/", f"waits {run} "
         self._lock = threading.Lock()
         self._own: dict[tuple[int, int], tuple[Wait, float]] = {}  # by group and device; with when it was told
         self._warned: set[Wait] = set()
 
-    def stalled(self, hosts: tuple[int, ...], device: int, wait: Wait, still_s: float) -> Failure | None:
-        """Tells the other hosts what a device of this one waits in. Returns why it waits in vain, if what they told
-        shows it.
-
-        Args:
-          hosts: of the group.
-          device: its index in the group.
-        """
-        told = self._tell(device, wait)
+    def stalled(self, group: Group, device: int, wait: Wait, still_s: float) -> Failure | None:
+        """Tells the other hosts what a device of this one, with this index in the group, waits in. Returns why it waits
+        in vain, if what they told shows it."""
+        told = self._tell(group.host_set, device, wait)
         calls = {rank: {each.what for each in waits if _same_call(each, wait)} for rank, waits in told.items()}
         if wait.number >= 0 and len(set[str]().union(*calls.values())) > 1:
-            who = "; ".join(
-                f"rank {rank} called {' and '.join(sorted(own))}" for rank, own in sorted(calls.items()) if own
-            )
+            who = [f"rank {rank} called {' and '.join(sorted(own))}" for rank, own in sorted(calls.items()) if own]
             return Failure(
                 ProgramMismatchError.__name__,
-                f"The hosts make different collectives where they have to make the same one: {who}. Run the same "
-                "program on all hosts, with the same shapes and dtypes.",
+                "The hosts make different collectives where they have to make the same one: "
+                f"{'; '.join(who[:_SHOWN_MAX])}. Run the same programs on all hosts, in the same order, with the same "
+                "shapes and dtypes. (Programs are counted in the order in which they first called.)",
             )
         if self._is_to_warn(wait, still_s):
-            others = self._others_text([rank for rank in hosts if rank != self._rank], wait, told)
+            others = self._others_text(group, wait, told)
             log.warning("rank %d has waited %.1f s without progress in %s. %s.", self._rank, still_s, wait.what, others)
         return None
 
@@ -75,38 +93,62 @@ class Waits:
             self._warned.add(wait)
             return is_new
 
-    @staticmethod
-    def _others_text(others: list[int], wait: Wait, told: dict[int, list[Wait]]) -> str:
+    def _others_text(self, group: Group, wait: Wait, told: dict[int, list[Told]]) -> str:
         # A wait may be over: nobody takes back what was told.
-        elsewhere = {
-            rank: " and ".join(dict.fromkeys(each.what for each in told[rank]))
-            for rank in others
-            if rank in told and wait not in told[rank]
-        }
-        absent = [rank for rank in others if rank not in told]
-        texts = [f"rank {rank} waited last in {what}" for rank, what in elsewhere.items()]
+        texts, absent = [], []
+        for rank in group.host_set:
+            waits = told.get(rank)
+            here = [each for each in waits or () if each.wait == wait]
+            missing = [index for index, host in enumerate(group.hosts) if host == rank and here and wait.number >= 0]
+            missing = sorted(set(missing).difference(*(each.devices for each in here)))
+            if waits is None:
+                absent.append(rank)
+            elif not here:
+                elsewhere = " and ".join(dict.fromkeys(each.what for each in waits))
+                texts.append(f"rank {rank} waited last in {elsewhere}")
+            elif missing:
+                devices = f"device{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+                texts.append(
+                    f"rank {rank} waits in it without its {devices} of the group: maybe the program has failed there"
+                )
         texts += [f"{names(absent)} made no call that waits"] if absent else []
         return "; ".join(texts) or "All hosts of this group wait in it"
 
-    def _tell(self, device: int, wait: Wait) -> dict[int, list[Wait]]:
-        """Tells the others what this host waits in. Returns what each host told last."""
+    def _tell(self, hosts: Sequence[int], device: int, wait: Wait) -> dict[int, list[Told]]:
+        """Tells the others what this host waits in. Returns what each of these hosts told last."""
         now = time.monotonic()
         with self._lock:
             self._own[wait.group, device] = wait, now
             self._own = {key: (own, told) for key, (own, told) in self._own.items() if now - told < KEPT_S}
-            mine = list(dict.fromkeys(own for own, _ in self._own.values()))
+            devices: dict[Wait, list[int]] = {}
+            for (_, index), (own, _) in self._own.items():
+                devices.setdefault(own, []).append(index)
+        mine = [Told(own.group, own.number, own.what, tuple(sorted(where))) for own, where in devices.items()]
         client = coordinator()
         if client is None:
             return {self._rank: mine}
-        text = json.dumps([[own.group, own.number, own.what] for own in mine])
+        text = keys.sealed(self._key, f"{self._about}{self._rank}", msgspec.json.encode(mine).decode())
         try:
             client.key_value_set(f"{self._folder}{self._rank}", text, allow_overwrite=True)
-            found = client.key_value_dir_get(self._folder)
+            found = {key.rpartition("/")[2]: text for key, text in client.key_value_dir_get(self._folder)}
         except jax.errors.JaxRuntimeError as error:  # the coordinator is gone
             log.debug("the hosts can't compare what they wait in: %s", error)
             return {self._rank: mine}
-        return {int(key.rpartition("/")[2]): [Wait(*each) for each in json.loads(text)] for key, text in found}
+        told = {rank: self._read(rank, found[str(rank)]) for rank in hosts if str(rank) in found}
+        return {rank: waits for rank, waits in told.items() if waits is not None} | {self._rank: mine}
+
+    def _read(self, rank: int, text: str) -> list[Told] | None:
+        """Returns what a host has told; None if that isn't a host's word."""
+        content = keys.unsealed(self._key, f"{self._about}{rank}", text)
+        if content is None:
+            log.debug("the coordinator of jax.distributed has a wait of rank %s that no host of this job told", rank)
+            return None
+        try:
+            return msgspec.json.decode(content, type=list[Told])
+        except msgspec.DecodeError as error:
+            log.debug("the coordinator of jax.distributed has a wait of rank %s that is none: %s", rank, error)
+            return None
 
 
-def _same_call(a: Wait, b: Wait) -> bool:
+def _same_call(a: Told, b: Wait) -> bool:
     return (a.group, a.number) == (b.group, b.number)

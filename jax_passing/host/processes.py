@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import jax
 
 from jax_passing._compat.process import coordinator
-from jax_passing.errors import PassingError
+from jax_passing.errors import ConfigError, PassingError
 
 DEADLINE_S = 300.0  # as long as jax.distributed.initialize waits
 
@@ -47,7 +48,13 @@ def told(
             f"{processes_text(processes)} have to call {what} together: {others}, within {deadline_s:g} s of process "
             f"{jax.process_index()}'s call. Call it on all of them, in the same order as their other calls."
         ) from reason
-    said = _said(client, prefix)
+    said = {process: text for process, text in _said(client, prefix).items() if process in processes}
+    if len(said) < len(processes):
+        absent = [process for process in processes if process not in said]
+        raise error(
+            f"The coordinator of jax.distributed has lost what {processes_text(absent, capital=False)} said in {what}. "
+            "Let nobody but the job's processes reach it."
+        )
     if number:  # all have read what was said the last time
         client.key_value_delete(f"jax_passing/{meeting}/{number - 1}/{jax.process_index()}")
     return said
@@ -61,7 +68,7 @@ def told_unless_refused(
     Raises `error` on all processes if one of them has refused. `aim`: the message says that it can't do this.
     """
     said = told(what, json.dumps([None, own]), processes, error, deadline_s)
-    everything = {process: json.loads(text) for process, text in said.items()}
+    everything = {process: _decoded(text, process, what, error) for process, text in said.items()}
     for process, (refusal, _) in sorted(everything.items()):
         if refusal is not None:
             raise error(f"Process {process} can't {aim}, so no other does: {refusal}")
@@ -101,8 +108,39 @@ def processes_text(processes: Sequence[int], *, capital: bool = True) -> str:
     return f"{noun.capitalize() if capital else noun} {', '.join(map(str, processes))}"
 
 
+def compared_devices(is_for_jax: bool, strategy: str) -> int:
+    """Returns how many devices this host has, which all hosts of a job have to have; or 0 if it needn't be so: JAX's
+    own collectives, for which a session is opened, may go over hosts that differ in it."""
+    return len(jax.local_devices()) if not is_for_jax or strategy == "flat" or _have_as_many_devices() else 0
+
+
+def _have_as_many_devices() -> bool:
+    return len(set(Counter(device.process_index for device in jax.devices("cpu")).values())) == 1
+
+
+def check_devices() -> None:
+    """Raises ConfigError if not all processes have as many devices."""
+    if not _have_as_many_devices():
+        raise ConfigError(
+            "The hosts of this job have different numbers of devices. JAX's own collectives go over them, but "
+            "jax_passing's functions need as many on each (JAX_NUM_CPU_DEVICES)."
+        )
+
+
 def _said(client: Any, prefix: str) -> dict[int, str]:
-    return {int(key.rpartition("/")[2]): text for key, text in client.key_value_dir_get(f"{prefix}/")}
+    told = {key.rpartition("/")[2]: text for key, text in client.key_value_dir_get(f"{prefix}/")}
+    return {int(process): text for process, text in told.items() if re.fullmatch("[0-9]{1,9}", process)}
+
+
+def _decoded(text: str, process: int, what: str, error: type[PassingError]) -> tuple[str | None, Any]:
+    with contextlib.suppress(ValueError):
+        match json.loads(text):
+            case [None | str() as refusal, value]:
+                return refusal, value
+    raise error(
+        f"The coordinator of jax.distributed has something else from process {process} than what it says when it calls "
+        f"{what}. Install the same version of jax_passing on all of them, and let nobody else reach the coordinator."
+    )
 
 
 def _next_number(client: Any, meeting: str) -> int:

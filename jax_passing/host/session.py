@@ -24,7 +24,7 @@ from jax_passing.errors import (
     ThreadError,
     typed,
 )
-from jax_passing.host import inside, scope, unfinished_handles
+from jax_passing.host import inside, processes, scope, unfinished_handles
 from jax_passing.host.control import Control
 from jax_passing.host.executions import await_executions, wait_for_arrays
 from jax_passing.host.ranks import Links, Ranks
@@ -91,7 +91,7 @@ class Session:
         if settings.switch is None:
             _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=self._first_device_id)
         else:
-            self._control = Control(settings, len(jax.local_devices()))
+            self._control = Control(settings, processes.compared_devices(is_for_jax, settings.strategy))
             try:
                 self._join(step=None, lost=())
             except BaseException:
@@ -175,9 +175,10 @@ class Session:
     def take_over(self, settings: Settings) -> bool:
         """Makes the calling thread the one that called `init`, if the session was opened for JAX's own collectives.
 
-        Returns whether it was, and these are its settings."""
+        Returns whether it was, and these are its settings. Raises ConfigError."""
         if not self._is_for_jax or settings != self.settings:
             return False
+        processes.check_devices()
         self._is_for_jax = False
         scope.begin(self._scope())
         return True
@@ -317,8 +318,7 @@ class Session:
         return cast(Stats, {**counters, "session_s": time.monotonic() - self._began})
 
     def _forget_in_child(self) -> None:
-        """This process was forked: what it has of the session is the parent's, whose threads may hold its locks, and
-        aren't here."""
+        """This process was forked: its session is the parent's, whose threads may hold locks, and aren't here."""
         self._is_shut_down, self._shutdown_lock = True, threading.RLock()
         atexit.unregister(self.at_exit)
         if self._control is not None:

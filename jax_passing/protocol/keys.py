@@ -7,6 +7,7 @@ job's key can join that job, and no other. A key file has one line, the kind and
 """
 
 import hashlib
+import hmac
 import logging
 import os
 import re
@@ -48,6 +49,25 @@ def job_key(switch_key: bytes, job: str) -> bytes:
 def connection_seed(key: bytes) -> bytes:
     """Returns the seed of the key pair by which both ends of a connection know each other."""
     return _derived(key, b"passing tls")
+
+
+def sealed(key: bytes | None, about: str, text: str) -> str:
+    """Returns the text, behind a seal if there is a job's key: only who has that can seal a text. `about`: what it is
+    about, so that it can't stand for something else."""
+    return text if key is None else f"{_seal(key, about, text)} {text}"
+
+
+def unsealed(key: bytes | None, about: str, text: str) -> str | None:
+    """Returns the text that `sealed` was given, or None if this is another one."""
+    if key is None:
+        return text
+    seal, _, content = text.partition(" ")
+    return content if hmac.compare_digest(seal.encode(), _seal(key, about, content).encode()) else None
+
+
+def _seal(key: bytes, about: str, text: str) -> str:
+    content = about.encode()
+    return _derived(key, b"passing told", len(content).to_bytes(8) + content + text.encode()).hex()
 
 
 def check_key(key: bytes | None, nonces: Sequence[bytes]) -> bytes:

@@ -28,6 +28,11 @@ constexpr double kGrace_s = 2;
 // In place of a call's number.
 constexpr int64_t kMessage = -1;
 
+std::string Suffix(const std::optional<Origin>& origin) { return origin ? ", which is " + NameOf(*origin) : ""; }
+
+// 31 bits.
+int32_t TagOf(Hash& hash) { return static_cast<int32_t>(hash.value() & INT32_MAX); }
+
 // A device waits in a call. It looks now and then whether that is in vain.
 class Patience {
  public:
@@ -68,9 +73,11 @@ class Patience {
 }  // namespace
 
 struct Communicator::Gathering {
-  // For people: "all_reduce sum of float32[1024], call 7 of the 4 devices, from device 0 on, of ranks 0, 1".
+  // For people: "all_reduce sum of float32[1024], call 7 of the 4 devices, from device 0 on, of ranks 0, 1, which is
+  // call 0 of execution 3 of program 1".
   std::string what;
   uint64_t number = 0;
+  std::optional<Origin> origin;
   std::vector<Call> calls;  // by local device; of those that came
   std::vector<bool> came;
   size_t missing = 0;
@@ -99,7 +106,7 @@ Communicator::Communicator(Server& server, Group group, int32_t rank)
   host_count_ = static_cast<int32_t>(std::set(group_.hosts.begin(), group_.hosts.end()).size());
 }
 
-void Communicator::Collect(int32_t index, uint64_t number, const Call& call) {
+void Communicator::Collect(int32_t index, uint64_t number, const std::optional<Origin>& origin, const Call& call) {
   const auto found = std::find(local_devices_.begin(), local_devices_.end(), index);
   assert(found != local_devices_.end());
   const auto local = static_cast<size_t>(found - local_devices_.begin());
@@ -110,20 +117,23 @@ void Communicator::Collect(int32_t index, uint64_t number, const Call& call) {
   std::shared_ptr<Gathering>& known = shared_->gatherings[number];
   if (!known) {
     known = std::make_shared<Gathering>();
-    known->what = name + ", call " + std::to_string(number) + " of the " + group_.name;
+    known->what = name + ", call " + std::to_string(number) + " of the " + group_.name + Suffix(origin);
     known->number = number;
+    known->origin = origin;
     known->calls.resize(local_devices_.size());
     known->came.resize(local_devices_.size());
     known->missing = local_devices_.size();
   }
   const std::shared_ptr<Gathering> gathering = known;
   for (size_t other = 0; other < gathering->calls.size(); ++other) {
-    if (!gathering->came[other] || gathering->calls[other].signature == call.signature) continue;
-    const Failure failure{"ProgramMismatchError", "Devices of this host called different things as call " +
-                                                      std::to_string(number) + " of the " + group_.name + ": device " +
-                                                      std::to_string(local_devices_[other]) + " called " +
-                                                      NameOf(gathering->calls[other].signature) + ", device " +
-                                                      std::to_string(index) + " called " + name + "."};
+    if (!gathering->came[other]) continue;
+    if (gathering->calls[other].signature == call.signature && gathering->origin == origin) continue;
+    const Failure failure{"ProgramMismatchError",
+                          "Devices of this host called different things as call " + std::to_string(number) +
+                              " of the " + group_.name + ": device " + std::to_string(local_devices_[other]) +
+                              " called " + NameOf(gathering->calls[other].signature) + Suffix(gathering->origin) +
+                              ", device " + std::to_string(index) + " called " + name + Suffix(origin) +
+                              ". Dispatch programs with collectives from one thread."};
     lock.unlock();
     Fail(failure);
     throw Failed(failure);
@@ -141,14 +151,16 @@ void Communicator::Collect(int32_t index, uint64_t number, const Call& call) {
   Wait(*gathering, index, starter);
 }
 
-uint64_t Communicator::SiteOf(uint64_t number, const std::string& name) {
+uint64_t Communicator::SiteOf(uint64_t number, const std::string& name, uint32_t program) {
   Hash site;
   site.Add("MPI");
   site.Add(static_cast<uint64_t>(group_.id));
   site.Add(name);
+  site.Add(program);
   for (size_t i = 0; i < earlier_.size(); ++i) site.Add(earlier_[(number + i) % earlier_.size()]);  // the oldest first
   Hash own;
   own.Add(name);
+  own.Add(program);
   earlier_[number % earlier_.size()] = own.value();
   return site.value();
 }
@@ -162,18 +174,22 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
   };
   try {
     const Signature& signature = gathering->calls[0].signature;
-    const uint64_t site = SiteOf(gathering->number, NameOf(signature));
+    const auto step = static_cast<uint32_t>(gathering->number);
+    const Origin origin = gathering->origin.value_or(Origin{.step = step});
+    const uint64_t site = SiteOf(gathering->number, NameOf(signature), origin.program);
     if (signature.count == 0) return end(nullptr);
     Work& work = gathering->work.emplace(WorkFor(gathering->calls, local_devices_, size(), host_count_));
     if (!work.parts.empty()) {
-      const auto tag = static_cast<int32_t>((site ^ gathering->number) & INT32_MAX);  // hosts that differ never meet
+      Hash tag;  // hosts that differ never meet
+      for (const uint64_t each : {site, gathering->number, uint64_t{origin.execution}, uint64_t{origin.step}})
+        tag.Add(each);
       const int32_t own_host = group_.hosts[static_cast<size_t>(local_devices_[0])];
-      if (const auto failure = Exchange(server_, group_, own_host, work.parts, tag, end)) Fail(*failure);
+      if (const auto failure = Exchange(server_, group_, own_host, work.parts, TagOf(tag), end)) Fail(*failure);
       return;
     }
     work.shape.site_name = gathering->what;
     group_.collective->Start({
-        .key = {.site = site, .execution = 0, .step = static_cast<uint32_t>(gathering->number)},
+        .key = {.site = site, .execution = origin.execution, .step = origin.step},
         .shape = std::make_shared<SumShape>(work.shape),
         .inputs = work.inputs,
         .outputs = work.outputs,
@@ -228,30 +244,39 @@ void Device::CheckIndex(int32_t other) const {
                                    ", which have " + std::to_string(size()) + ".");
 }
 
-PendingMessage Device::Send(const void* data, size_t bytes, int32_t to, int32_t tag) {
-  CheckIndex(to);
+PendingMessage Device::NewMessage(const char* kind, size_t bytes, const char* direction, int32_t other) const {
+  CheckIndex(other);
   PendingMessage pending;
   pending.communicator_ = communicator_;
   pending.index_ = index_;
-  pending.what_ = "send of " + std::to_string(bytes) + " bytes to device " + std::to_string(to) + " of the " +
-                  communicator_->group().name;
+  pending.what_ = std::string(kind) + " of " + std::to_string(bytes) + " bytes " + direction + " device " +
+                  std::to_string(other) + " of the " + communicator_->group().name + Suffix(origin_);
   pending.message_ = std::make_shared<Message>(bytes);
+  return pending;
+}
+
+// Messages of calls that differ never meet.
+int32_t Device::Tag(int32_t tag) const {
+  if (!origin_) return tag;
+  Hash hash;
+  for (const uint32_t each : {static_cast<uint32_t>(tag), origin_->program, origin_->execution, origin_->step}) {
+    hash.Add(each);
+  }
+  return TagOf(hash);
+}
+
+PendingMessage Device::Send(const void* data, size_t bytes, int32_t to, int32_t tag) {
+  PendingMessage pending = NewMessage("send", bytes, "to", to);
   if (bytes > 0) std::memcpy(pending.message_->bytes().data(), data, bytes);
-  communicator_->server().Send(communicator_->group().id, index_, to, tag, pending.message_);
+  communicator_->server().Send(communicator_->group().id, index_, to, Tag(tag), pending.message_);
   return pending;
 }
 
 PendingMessage Device::Receive(void* data, size_t bytes, int32_t from, int32_t tag) {
-  CheckIndex(from);
-  PendingMessage pending;
-  pending.communicator_ = communicator_;
-  pending.index_ = index_;
-  pending.what_ = "receive of " + std::to_string(bytes) + " bytes from device " + std::to_string(from) + " of the " +
-                  communicator_->group().name;
+  PendingMessage pending = NewMessage("receive", bytes, "from", from);
   pending.destination_ = data;
-  pending.message_ = std::make_shared<Message>(bytes);
   PreferHugePages(data, bytes);
-  communicator_->server().Receive(communicator_->group().id, index_, from, tag, pending.message_);
+  communicator_->server().Receive(communicator_->group().id, index_, from, Tag(tag), pending.message_);
   return pending;
 }
 

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "mpi/call.h"
+#include "mpi/executions.h"
 #include "mpi/message.h"
 #include "mpi/server.h"
 
@@ -28,7 +30,8 @@ class Communicator {
   int32_t size() const { return static_cast<int32_t>(group_.hosts.size()); }
 
   // Makes the call of this number of the local device with this index. Blocks until its output is there; throws Failed.
-  void Collect(int32_t index, uint64_t number, const Call& call);
+  // `origin`: if it is known, which it is on all devices or on none.
+  void Collect(int32_t index, uint64_t number, const std::optional<Origin>& origin, const Call& call);
 
  private:
   struct Shared;
@@ -36,7 +39,7 @@ class Communicator {
 
   // Names a call by itself and by those before it: the transport predicts the next sum of a job from the last one's
   // site, and a program has many calls that are alike.
-  uint64_t SiteOf(uint64_t number, const std::string& name);
+  uint64_t SiteOf(uint64_t number, const std::string& name, uint32_t program);
   void Start(const std::shared_ptr<Gathering>& gathering);
   void Wait(Gathering& gathering, int32_t index, bool starter);
   // Without the lock.
@@ -61,17 +64,36 @@ class Device {
 
   int32_t index() const { return index_; }
   int32_t size() const { return communicator_->size(); }
-  void Collect(const Call& call) { communicator_->Collect(index_, next_number_++, call); }
+
+  // Surround what XLA calls in an execution, if it tells which one: then calls that are alike differ by their origin.
+  // `is_float16`: what is said to be uint16 is.
+  void BeginCall(std::optional<uint32_t> run_id, bool is_float16) {
+    if (run_id) origin_ = executions_.Next(*run_id);
+    is_float16_ = is_float16;
+  }
+  void EndCall() {
+    origin_.reset();
+    is_float16_ = false;
+  }
+
+  // XLA's name of a dtype, as it is meant.
+  ElementType TypeOf(abi::Handle type) const { return is_float16_ ? ElementType{DType::kFloat16} : mpi::TypeOf(type); }
+  void Collect(const Call& call) { communicator_->Collect(index_, next_number_++, origin_, call); }
   PendingMessage Send(const void* data, size_t bytes, int32_t to, int32_t tag);
   PendingMessage Receive(void* data, size_t bytes, int32_t from, int32_t tag);
 
  private:
   friend class PendingMessage;
   void CheckIndex(int32_t other) const;
+  PendingMessage NewMessage(const char* kind, size_t bytes, const char* direction, int32_t other) const;
+  int32_t Tag(int32_t tag) const;
 
   std::shared_ptr<Communicator> communicator_;
   const int32_t index_;
   uint64_t next_number_ = 0;
+  Executions executions_;
+  std::optional<Origin> origin_;
+  bool is_float16_ = false;
 };
 
 // XLA waits for one of these.

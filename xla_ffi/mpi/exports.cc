@@ -14,13 +14,14 @@
 #include "mpi/process.h"
 
 namespace passing::mpi {
-namespace {
 
 // Never destroyed: XLA's threads may call while the process ends.
 Process& TheProcess() {
   static Process& process = *new Process(TheServer());
   return process;
 }
+
+namespace {
 
 int Refuse(const char* function) {
   return TheProcess().codes().CodeOf(
@@ -147,16 +148,18 @@ EXPORTED int MPIABI_Comm_free(Handle* communicator) {
 EXPORTED int MPIABI_Allreduce(const void* input, void* output, int count, Handle type, Handle reduction,
                               Handle communicator) {
   return TheProcess().Guarded("MPI_Allreduce", [=] {
-    const Signature signature{Operation::kAllReduce, ReductionOf(reduction), TypeOf(type), CountOf(count)};
-    TheProcess().DeviceOf(communicator)->Collect(CallOf(signature, input, output));
+    const std::shared_ptr<Device> device = TheProcess().DeviceOf(communicator);
+    const Signature signature{Operation::kAllReduce, ReductionOf(reduction), device->TypeOf(type), CountOf(count)};
+    device->Collect(CallOf(signature, input, output));
   });
 }
 EXPORTED int MPIABI_Allgather(const void* input, int count, Handle type, void* output, int output_count,
                               Handle output_type, Handle communicator) {
   if (count != output_count || type != output_type) return Refuse("MPI_Allgather of two types or counts");
   return TheProcess().Guarded("MPI_Allgather", [=] {
-    const Signature signature{Operation::kAllGather, Reduction::kNone, TypeOf(type), CountOf(count)};
-    TheProcess().DeviceOf(communicator)->Collect(CallOf(signature, input, output));
+    const std::shared_ptr<Device> device = TheProcess().DeviceOf(communicator);
+    const Signature signature{Operation::kAllGather, Reduction::kNone, device->TypeOf(type), CountOf(count)};
+    device->Collect(CallOf(signature, input, output));
   });
 }
 EXPORTED int MPIABI_Reduce_scatter(const void* input, void* output, const int* counts, Handle type, Handle reduction,
@@ -166,7 +169,8 @@ EXPORTED int MPIABI_Reduce_scatter(const void* input, void* output, const int* c
     if (std::any_of(counts, counts + device->size(), [&](int count) { return count != counts[0]; })) {
       throw Failed("NotImplementedError", "MPI_Reduce_scatter was called with different counts.");
     }
-    const Signature signature{Operation::kReduceScatter, ReductionOf(reduction), TypeOf(type), CountOf(counts[0])};
+    const ElementType element = device->TypeOf(type);
+    const Signature signature{Operation::kReduceScatter, ReductionOf(reduction), element, CountOf(counts[0])};
     device->Collect(CallOf(signature, input, output));
   });
 }

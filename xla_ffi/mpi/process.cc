@@ -85,6 +85,22 @@ std::shared_ptr<Device> Process::DeviceOf(abi::Handle communicator) const {
   return found->second.device;
 }
 
+std::shared_ptr<Device> Process::FindDevice(abi::Handle communicator) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = opened_.find(communicator);
+  return found == opened_.end() ? nullptr : found->second.device;
+}
+
+bool Process::BeginCall(abi::Handle communicator, std::optional<uint32_t> run_id, bool is_float16) {
+  const std::shared_ptr<Device> device = FindDevice(communicator);
+  if (device) device->BeginCall(run_id, is_float16);
+  return device != nullptr;
+}
+
+void Process::EndCall(abi::Handle communicator) {
+  if (const std::shared_ptr<Device> device = FindDevice(communicator)) device->EndCall();
+}
+
 void Process::Free(abi::Handle communicator) {
   decltype(opened_)::node_type freed;  // destroyed without the lock: it may be the last owner of a transport
   const std::lock_guard lock(mutex_);

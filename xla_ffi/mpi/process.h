@@ -14,10 +14,11 @@
 #include "mpi/communicator.h"
 #include "mpi/failures.h"
 #include "mpi/server.h"
+#include "mpi/watch_xla.h"
 
 namespace passing::mpi {
 
-class Process {
+class Process : public CallObserver {
  public:
   explicit Process(Server& server) : server_(server) {}
 
@@ -36,6 +37,9 @@ class Process {
   std::shared_ptr<Device> DeviceOf(abi::Handle communicator) const;
   void Free(abi::Handle communicator);
 
+  bool BeginCall(abi::Handle communicator, std::optional<uint32_t> run_id, bool is_float16) override;
+  void EndCall(abi::Handle communicator) override;
+
   abi::Handle Keep(PendingMessage message);
   PendingMessage Take(abi::Handle request);
 
@@ -46,6 +50,9 @@ class Process {
     std::shared_ptr<Device> device;
     std::optional<Failure> failure;
   };
+
+  // The device whose communicator it is; null if there is none.
+  std::shared_ptr<Device> FindDevice(abi::Handle communicator) const;
 
   Server& server_;
   ErrorCodes codes_;
@@ -59,6 +66,9 @@ class Process {
   std::map<int64_t, std::weak_ptr<Communicator>> communicators_;  // by the id of the group
   std::map<abi::Handle, PendingMessage> messages_;
 };
+
+// That of this library (exports.cc).
+Process& TheProcess();
 
 }  // namespace passing::mpi
 

@@ -170,7 +170,7 @@ Work GatherAndReduce(const Layout& layout) {
         T element = result[i];
         for (uint64_t device = 1; device < layout.device_count; ++device) {
           const T other = result[device * layout.elements + i];
-          if constexpr (kIsComplex<T>) {
+          if constexpr (kIsComplex<T> || sizeof(T) <= 4) {  // others have no order, or went another way
             element = Product(element, other);
           } else {
             element = reduction == Reduction::kProduct ? Product(element, other)

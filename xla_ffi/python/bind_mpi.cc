@@ -15,12 +15,13 @@
 
 #include "ffi/local_collective.h"
 #include "host/transport/transport.h"
-#include "mpi/cliques.h"
 #include "mpi/entrance.h"
 #include "mpi/failures.h"
 #include "mpi/late_binding.h"
 #include "mpi/message.h"
+#include "mpi/process.h"
 #include "mpi/server.h"
+#include "mpi/watch_xla.h"
 #include "python/bindings.h"
 
 namespace nb = nanobind;
@@ -244,7 +245,8 @@ void BindMpi(nb::module_& m) {
       },
       "server"_a.none());
   m.def("bind_mpi_late", &mpi::BindLate, nb::call_guard<nb::gil_scoped_release>());
-  m.def("watch_cliques", &mpi::WatchCliques, nb::call_guard<nb::gil_scoped_release>());
+  m.def(
+      "watch_xla", [] { return mpi::WatchXla(mpi::TheProcess()); }, nb::call_guard<nb::gil_scoped_release>());
   nb::module_::import_("atexit").attr("register")(nb::cpp_function([home = getpid()] {
     if (getpid() != home) return;  // a child that was forked has none of the threads
     {

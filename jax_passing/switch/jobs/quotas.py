@@ -7,6 +7,8 @@ from a host.
 from collections import Counter
 from typing import Protocol
 
+from jax_passing.protocol.handshakes import Handshakes
+
 CONNECTIONS_MAX = 4096  # for all addresses together, if there are descriptors for them
 # Enough for a machine with 64 ranks whose devices have jobs of their own (strategy flat), twice.
 CONNECTIONS_PER_ADDRESS = 256
@@ -18,10 +20,6 @@ UNJOINED_MAX = 1024
 # So many ranks may join through the switches of racks that have one address, and so many hosts may have seats through
 # them: enough for 16 jobs of 512 ranks each. What a rank says takes up to 20 KB, so all of them take 160 MB.
 RANKS_PER_ADDRESS = 8192
-# A TLS handshake that comes to nothing takes up to 3 ms of the switch's one thread, twenty times as much as a
-# connection without one. So one address can keep 5 % of the thread busy. Handshakes that succeed don't count.
-HANDSHAKES_PER_S = 16
-ADDRESSES_MAX = 4096  # when handshakes of so many are remembered, we look which of them are forgiven by now
 
 
 class Guest(Protocol):
@@ -43,7 +41,7 @@ class ConnectionQuota:
         self._per_address = per_address
         self._unjoined: dict[str, dict[Guest, None]] = {}  # by address, the oldest first
         self._count: Counter[str] = Counter()  # of all, by address
-        self._handshakes: dict[str, tuple[float, float]] = {}  # by address: how many had come to nothing, and when
+        self._handshakes = Handshakes(per_address)
         self.counts: Counter[str] = Counter()
 
     def enter(self, guest: Guest, address: str) -> str:
@@ -86,27 +84,17 @@ class ConnectionQuota:
     def begin_handshake(self, address: str, now: float) -> str:
         """Returns an empty text, or why this address may not begin a handshake now. It may have as many handshakes that
         come to nothing as it may have connections; some of them are forgiven every second."""
-        count = self._handshakes_of(address, now)
-        if count + 1 > self._per_address:
-            self.counts["handshakes_refused"] += 1
-            return (
-                f"{self._per_address} connections of {address} haven't shown that they know a job's key, as many as "
-                "one address may have in a short time."
-            )
-        if len(self._handshakes) >= ADDRESSES_MAX:
-            self._handshakes = {
-                one: (left, now) for one in self._handshakes if (left := self._handshakes_of(one, now)) > 0
-            }
-        self._handshakes[address] = count + 1, now
-        return ""
+        if self._handshakes.begin(address, now):
+            return ""
+        self.counts["handshakes_refused"] += 1
+        return (
+            f"{self._per_address} connections of {address} haven't shown that they know a job's key, as many as "
+            "one address may have in a short time."
+        )
 
     def end_handshake(self, address: str, now: float) -> None:
         """A handshake of this address went well, so it doesn't count."""
-        self._handshakes[address] = max(0, self._handshakes_of(address, now) - 1), now
-
-    def _handshakes_of(self, address: str, now: float) -> float:
-        count, then = self._handshakes.get(address, (0, now))
-        return max(0, count - HANDSHAKES_PER_S * (now - then))
+        self._handshakes.succeeded(address, now)
 
     def leave(self, guest: Guest, address: str) -> None:
         """A guest that had been let in is gone."""

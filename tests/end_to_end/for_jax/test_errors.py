@@ -92,10 +92,20 @@ def test_programs_that_nobody_awaits(cluster: "Cluster") -> None:
         assert value(process).startswith("value [[1."), process.text
 
 
-def test_float16_is_refused_by_xla(cluster: "Cluster") -> None:
-    """Its MPI interface has no such type. It moves as bytes, and bfloat16 is widened before."""
-    for process in for_jax.start(cluster, "different.py", "float16", env=DEADLINE):
-        assert "Unsupported primitive type for reduction: f16" in raised(process)
+@pytest.mark.parametrize("kind", [pytest.param("alike", marks=pytest.mark.smoke), "alike, first", "alike rings"])
+def test_collectives_that_look_alike_never_meet(cluster: "Cluster", kind: str) -> None:
+    """Where all hosts' programs are new, as in the second case, the next calls are told apart."""
+    for process in for_jax.start(cluster, "different.py", kind, devices=2, env=DEADLINE):
+        text = raised(process)
+        assert re.search("DeadlineExceededError" if kind == "alike rings" else "ProgramMismatchError", text), text
+        assert re.search(r"of execution \d of program [12]", text), text
+
+
+def test_hosts_with_different_numbers_of_devices(cluster: "Cluster") -> None:
+    """JAX's own collectives go over them; ours don't."""
+    for process in for_jax.start(cluster, "different.py", "unequal", env=DEADLINE):
+        assert "ConfigError" in process.wait_for(r"^raised .*", 150)[0], process.text
+        assert "have different numbers of devices. JAX's own collectives go over them" in process.text, process.text
 
 
 def test_a_program_that_ends_before_its_first_collective(cluster: "Cluster") -> None:

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from jax_passing.errors import Failure
+from jax_passing.errors import Failure, JoinError
 from jax_passing.for_jax import channels as channels_module
 from jax_passing.for_jax.channels import Channels
 from jax_passing.for_jax.frames import Frame, Kind
 from jax_passing.host.loop import Loop
-from jax_passing.protocol import secure_channel
+from jax_passing.protocol import handshakes, keys, secure_channel
 from support.switch.in_process import until
 
 JOB, KEY = "job", bytes(range(32))
@@ -42,8 +42,9 @@ class Host:
     def __init__(self, rank, key, deadline_s=10.0):
         self.failures = []
         self.loop = Loop()
-        self.channels = Channels(self.loop, rank, JOB, key, deadline_s, self.failures.append)
-        self.address = self.channels.start("127.0.0.1")
+        self.channels = Channels(self.loop, rank, 3, JOB, key, deadline_s, self.failures.append)
+        self.told = self.channels.start("127.0.0.1")
+        self.address = keys.unsealed(key, f"channel {rank}", self.told)
 
     def send(self, own, to, data, tag=0):
         request = Request()
@@ -69,7 +70,7 @@ def key(request):
 def hosts(key):
     three = [Host(rank, key) for rank in range(3)]
     for host in three:
-        host.channels.set_peers({rank: each.address for rank, each in enumerate(three)})
+        host.channels.set_peers({rank: each.told for rank, each in enumerate(three)})
     yield three
     for host in three:
         host.close()
@@ -159,7 +160,7 @@ def test_a_host_that_never_answers_is_named(key):
     host = Host(0, key, deadline_s=0.6)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = silent.getsockname()[1]
-        host.channels.set_peers({1: f"127.0.0.1 {where} 1f"})
+        host.channels.set_peers({1: keys.sealed(key, "channel 1", f"127.0.0.1 {where} {31:016x}")})
         kind, message = host.send(0, 2, bytes(MIB)).wait()
     assert kind == "HostLostError"
     assert f"Rank 0 has called rank 1 at 127.0.0.1:{where} for 0.6 s" in message
@@ -199,6 +200,7 @@ def foreign_openings(host):
         bytes(5000),
         hello._replace(group=token(host) ^ 1).encode(),
         hello._replace(target=0).encode(),
+        *(hello._replace(source=rank).encode() for rank in (1, 3, 2**32 - 1)),  # itself, and no rank of the job
         hello.encode()[:20],
         Frame(Kind.SHORT, 1, 5, 0, 2, 0, 10).encode() + bytes(10),
         Frame(Kind.LONG, 1, size_bytes=1 << 39).encode(),
@@ -242,6 +244,36 @@ def test_strangers_that_say_nothing_are_dropped_after_a_while(hosts, monkeypatch
     with socket.create_connection(("127.0.0.1", port(hosts[1])), timeout=20) as stranger:
         assert stranger.recv(1) == b""
     until(lambda: hosts[1].channels.strangers_dropped == 1)
+
+
+def test_who_begins_handshakes_and_hangs_up_may_do_so_a_few_times(hosts, key, monkeypatch):
+    if key is None:
+        pytest.skip("without a key there are no handshakes")
+    monkeypatch.setattr(handshakes, "HANDSHAKES_PER_S", 0)  # however long this takes
+    victim = hosts[1].channels
+    victim._handshakes = handshakes.Handshakes(per_address=3)
+    received, _ = hosts[1].receive(2, 0, 4)
+    assert hosts[0].send(0, 2, b"fine").wait() == received.wait() == ()  # one that succeeds doesn't count
+    first = secure_channel.Channel.caller(JOB, bytes(32)).take_outgoing()
+    for answer in [b"\x16"] * 3 + [b""] * 2:
+        with socket.create_connection(("127.0.0.1", port(hosts[1])), timeout=20) as stranger:
+            try:
+                stranger.sendall(first)
+                assert stranger.recv(1) == answer
+            except ConnectionError:
+                assert answer == b""
+    until(lambda: victim.strangers_dropped == 5)
+
+
+@pytest.mark.parametrize("told", ["", "nonsense", "127.0.0.1 x 0", "127.0.0.1 70000 0000000000000000", "a b c d"])
+def test_addresses_that_no_host_tells_are_refused_by_name(hosts, key, told):
+    for text in (told, keys.sealed(key, "channel 1", told), keys.sealed(bytes(32), "channel 1", hosts[1].address)):
+        if key is None and text == keys.sealed(bytes(32), "channel 1", hosts[1].address):
+            continue
+        with pytest.raises(JoinError, match="have the address of rank 1 as a host of this job tells it"):
+            hosts[0].channels.set_peers({1: text})
+    with pytest.raises(JoinError, match="rank 2"):
+        hosts[0].channels.set_peers({2: hosts[1].told if key else ""})
 
 
 def test_whoever_knows_the_token_but_not_the_key_is_a_stranger(hosts, key):

@@ -72,7 +72,7 @@ def test_another_library_is_left_alone(without_devices, variables):
 
 def test_a_jaxlib_that_tells_no_devices_is_refused(without_devices, monkeypatch):
     monkeypatch.setattr(_native, "bind_mpi_late", lambda: None)
-    monkeypatch.setattr(_native, "watch_cliques", lambda: "its table of symbols was stripped")
+    monkeypatch.setattr(_native, "watch_xla", lambda: "its table of symbols was stripped")
     with pytest.raises(ConfigError, match=r"who makes them: its table of symbols was stripped"):
         use_for_jax()
 

@@ -6,9 +6,12 @@ import jax
 import pytest
 
 from jax_passing.for_jax import waits
+from jax_passing.for_jax.groups import Group
 from jax_passing.for_jax.waits import Wait, Waits
+from jax_passing.protocol import keys
 
-GROUP, HOSTS = 5, (0, 1, 2)
+GROUP, HOSTS = 5, (0, 1, 2)  # each has a device, but the first two
+KEY = bytes(range(32))
 SUM, MAX = "all_reduce sum, call 3", "all_reduce max, call 3"
 
 
@@ -33,12 +36,12 @@ def coordinator(monkeypatch):
     return one
 
 
-def host(rank, job="job"):
-    return Waits(rank, job, warn_s=2.0)
+def host(rank, job="job", key=None, run=""):
+    return Waits(rank, job, 2.0, key, run)
 
 
 def stalled(waits, number, what, still_s=1.0, group=GROUP, device=0):
-    return waits.stalled(HOSTS, device, Wait(group, number, what), still_s)
+    return waits.stalled(Group(group, "four devices", (0, 1, 2, 0)), device, Wait(group, number, what), still_s)
 
 
 def test_hosts_in_the_same_call_wait_on():
@@ -93,7 +96,7 @@ def test_a_long_wait_is_logged_once_with_what_the_others_told(warnings):
     stalled(host(1), 2, MAX)
     own = host(0)
     for still_s in (1.0, 2.0, 3.0):
-        for device in (0, 1):
+        for device in (3, 0):
             stalled(own, 3, SUM, still_s, device=device)
     assert warnings() == [
         f"rank 0 has waited 2.0 s without progress in {SUM}. "
@@ -102,10 +105,21 @@ def test_a_long_wait_is_logged_once_with_what_the_others_told(warnings):
 
 
 def test_all_hosts_may_wait_in_one_call(warnings):
+    own = host(0)
+    stalled(own, 3, SUM, device=3)
     for rank in (1, 2):
-        stalled(host(rank), 3, SUM)
-    stalled(host(0), 3, SUM, 2.0)
+        stalled(host(rank), 3, SUM, device=rank)
+    stalled(own, 3, SUM, 2.0)
     assert warnings() == [f"rank 0 has waited 2.0 s without progress in {SUM}. All hosts of this group wait in it."]
+
+
+def test_a_device_that_does_not_come_is_named(warnings):
+    """As when a callback raised in its program: its host waits, and yet it is missing."""
+    stalled(host(0), 3, SUM)
+    stalled(host(2), 3, SUM, device=2)
+    stalled(host(1), 3, SUM, 2.0, device=1)
+    (text,) = warnings()
+    assert text.endswith("rank 0 waits in it without its device 3 of the group: maybe the program has failed there.")
 
 
 def test_each_message_that_waits_is_logged_with_the_others(warnings):
@@ -124,3 +138,40 @@ def test_without_a_coordinator_nothing_is_compared(coordinator, monkeypatch):
     assert stalled(host(1), 3, SUM) is None
     monkeypatch.setattr(waits, "coordinator", lambda: None)
     assert stalled(host(1), 3, SUM) is None
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no JSON",
+        "[1]",
+        '[[5, 3, "x"]]',
+        "[[5, 3, 4, []]]",
+        '{"a": 1}',
+        "",
+        "\u2028",
+        '[[5,3,"' + "x" * 5000 + '",[1]]]',
+    ],
+)
+def test_what_makes_no_sense_is_left_out(coordinator, warnings, key, text):
+    coordinator.values["jax_passing/waits/job/1"] = text
+    coordinator.values["jax_passing/waits/job/99"] = '[[5, 3, "a lie", [1]]]'
+    coordinator.values["jax_passing/waits/job/x"] = "0"
+    assert stalled(host(0, key=key), 3, SUM, 2.0) is None
+    assert "ranks 1, 2 made no call that waits" in warnings()[0]
+
+
+def test_a_lie_ends_no_job_that_has_a_key(coordinator):
+    lie = '[[5, 3, "all_reduce max of a liar", [1]]]'
+    own = host(0, key=KEY, run="today")
+    for told in (
+        lie,
+        keys.sealed(bytes(32), "waits today 1", lie),
+        keys.sealed(KEY, "waits yesterday 1", lie),  # repeated from another run
+        keys.sealed(KEY, "waits today 2", lie),  # of another rank
+    ):
+        coordinator.values["jax_passing/waits/job/1"] = told
+        assert stalled(own, 3, SUM) is None
+    assert stalled(host(1, key=KEY, run="today"), 3, MAX, device=1).kind == "ProgramMismatchError"
+    assert stalled(own, 3, SUM).kind == "ProgramMismatchError"

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 
 from jax_passing.for_jax import environment
@@ -64,10 +65,9 @@ def results(
 
 
 def widened(key: str, array: np.ndarray) -> np.ndarray:
-    """Returns numbers that can be subtracted; the bits of a bfloat16 are the upper ones of a float32."""
-    if key.endswith("|bfloat16"):
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.complex128)
-    return array.astype(np.complex128)
+    """Returns numbers that can be subtracted, of the bits of dtypes that numpy doesn't know."""
+    name = key.rpartition("|")[2]
+    return array.view(getattr(ml_dtypes, name, array.dtype)).astype(np.complex128)
 
 
 def _by_name(found: dict[str, np.ndarray]) -> dict[str, tuple[np.ndarray, float]]:

@@ -1,6 +1,7 @@
 // Devices and hosts that go wrong in a communicator.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <complex>
 #include <random>
@@ -59,6 +60,72 @@ TEST(CommunicatorFailuresTest, hostsThatDifferNeverMeet) {
   other = signature;
   other.type = {DType::kInt32};
   ExpectNothingMeets(signature, other);
+}
+
+// A host sums a metric that has the shape of the gradient.
+TEST(CommunicatorFailuresTest, programsThatLookAlikeNeverMeet) {
+  for (const uint64_t count : {uint64_t{16}, uint64_t{100'000}}) {  // the latter are exchanged
+    Hosts hosts({0, 1});
+    hosts.server.stall_failure = Failure{"ProgramMismatchError", "they wait"};
+    const auto failures = hosts.Run([&](Device& device) {
+      std::vector<float> input(count, 1), own(2 * count, -7);
+      const auto gather = [&](uint32_t run_id) {
+        device.BeginCall(run_id, false);
+        device.Collect({{Operation::kAllGather, Reduction::kNone, {DType::kFloat32}, count}, &input[0], &own[0]});
+        device.EndCall();
+      };
+      gather(7);
+      EXPECT_EQ(own, std::vector<float>(2 * count, 1));
+      own.assign(2 * count, -7);
+      if (device.index() == 0) {
+        gather(70'000);
+      } else {
+        gather(8);
+      }
+      ADD_FAILURE() << "they met";
+    });
+    for (const auto& failure : failures) EXPECT_EQ(failure.value().message, "they wait");
+    const auto has = [&](const std::string& text) {
+      return std::ranges::any_of(hosts.server.stalls, [&](const auto& each) { return each.second.ends_with(text); });
+    };
+    EXPECT_TRUE(has("which is call 0 of execution 0 of program 1") ||
+                has("which is call 0 of execution 1 of program 0"));
+  }
+}
+
+TEST(CommunicatorFailuresTest, messagesOfProgramsThatLookAlikeNeverMeet) {
+  Hosts hosts({0, 0}, 0);
+  const auto failures = hosts.Run([](Device& device) {
+    int32_t word = -7;
+    const uint32_t run_ids[] = {7, device.index() == 0 ? 70'000u : 8u};
+    for (const uint32_t run_id : run_ids) {
+      device.BeginCall(run_id, false);
+      PendingMessage coming = device.Receive(&word, sizeof(word), 1 - device.index(), 0);
+      const int32_t own = device.index();
+      device.Send(&own, sizeof(own), 1 - own, 0);
+      coming.Wait();
+      device.EndCall();
+      EXPECT_EQ(word, 1 - own);
+      EXPECT_EQ(run_id, 7U) << "they met";
+    }
+  });
+  for (const auto& failure : failures) EXPECT_EQ(failure.value().kind, "DeadlineExceededError");
+}
+
+TEST(CommunicatorFailuresTest, programsThatTwoThreadsDispatchInAnotherOrderFail) {
+  Hosts hosts({0, 0});
+  const auto failures = hosts.Run([&](Device& device) {
+    float one = 1;
+    device.BeginCall(7, false);
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 1}, &one, &one});
+    device.EndCall();
+    device.BeginCall(device.index() == 0 ? 70'000 : 8, false);
+    device.Collect({{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 1}, &one, &one});
+  });
+  for (const auto& failure : failures) {
+    EXPECT_EQ(failure.value().kind, "ProgramMismatchError");
+    EXPECT_NE(failure->message.find("from one thread"), std::string::npos) << failure->message;
+  }
 }
 
 TEST(CommunicatorFailuresTest, aMissingDeviceFailsTheOthersByTheServersWord) {

@@ -9,6 +9,7 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <tuple>
 #include <type_traits>
 
 #include "../tests/xla_ffi/mpi/hosts.h"
@@ -72,22 +73,25 @@ TEST_P(CommunicatorTest, reducesAllTypes) {
     for (const Reduction reduction : kReductions) {
       if (type.is_complex && (reduction == Reduction::kMin || reduction == Reduction::kMax)) continue;
       WithType(type, [&]<typename T>(T) {
-        const size_t count = 1 + random() % 700;
-        std::vector<std::vector<T>> inputs;
-        for (size_t k = 0; k < devices; ++k) inputs.push_back(Draw<T>(random, count * devices));
-        const std::vector<T> expected = Reduced(reduction, inputs);
-        std::vector<std::vector<T>> all(devices, std::vector<T>(count * devices)), cut(devices, std::vector<T>(count));
-        const Signature whole{Operation::kAllReduce, reduction, type, count * devices};
-        SCOPED_TRACE(NameOf(whole));
-        ExpectSuccess(hosts.Run([&](Device& device) {
-          const int32_t index = device.index();
-          device.Collect({whole, inputs[index].data(), all[index].data()});
-          device.Collect(
-              {{Operation::kReduceScatter, reduction, type, count}, inputs[index].data(), cut[index].data()});
-        }));
-        for (size_t k = 0; k < devices; ++k) {
-          EXPECT_EQ(all[k], expected);
-          EXPECT_EQ(cut[k], std::vector<T>(expected.begin() + k * count, expected.begin() + (k + 1) * count));
+        if constexpr (!std::is_same_v<T, Half>) {  // reducesFloat16
+          const size_t count = 1 + random() % 700;
+          std::vector<std::vector<T>> inputs;
+          for (size_t k = 0; k < devices; ++k) inputs.push_back(Draw<T>(random, count * devices));
+          const std::vector<T> expected = Reduced(reduction, inputs);
+          std::vector<std::vector<T>> all(devices, std::vector<T>(count * devices)),
+              cut(devices, std::vector<T>(count));
+          const Signature whole{Operation::kAllReduce, reduction, type, count * devices};
+          SCOPED_TRACE(NameOf(whole));
+          ExpectSuccess(hosts.Run([&](Device& device) {
+            const int32_t index = device.index();
+            device.Collect({whole, inputs[index].data(), all[index].data()});
+            device.Collect(
+                {{Operation::kReduceScatter, reduction, type, count}, inputs[index].data(), cut[index].data()});
+          }));
+          for (size_t k = 0; k < devices; ++k) {
+            EXPECT_EQ(all[k], expected);
+            EXPECT_EQ(cut[k], std::vector<T>(expected.begin() + k * count, expected.begin() + (k + 1) * count));
+          }
         }
       });
     }
@@ -138,6 +142,37 @@ TEST_P(CommunicatorTest, nanWinsAndZerosHaveSigns) {
         }
       }
     });
+  }
+}
+
+TEST_P(CommunicatorTest, reducesFloat16) {
+  Hosts hosts(GetParam());
+  const auto devices = static_cast<int32_t>(hosts.size());
+  const auto half = [](float value) { return Half{NarrowFloat16(value)}; };
+  const Half nan{0x7e00};
+  constexpr Operation kWhole = Operation::kAllReduce, kCut = Operation::kReduceScatter;
+  for (const auto& [operation, reduction, want] :
+       {std::tuple(kWhole, Reduction::kSum, std::vector{half(static_cast<float>(2 * devices)), half(-0.5), nan}),
+        std::tuple(kWhole, Reduction::kProduct, std::vector{half(std::ldexp(1.0f, devices)), half(0), nan}),
+        std::tuple(kWhole, Reduction::kMax, std::vector{half(2), half(0), nan}),
+        std::tuple(kWhole, Reduction::kMin, std::vector{half(2), half(-0.5), nan}),
+        std::tuple(kCut, Reduction::kSum, std::vector{half(static_cast<float>(2 * devices))})}) {
+    std::vector<std::vector<Half>> results(devices, std::vector<Half>(want.size()));
+    ExpectSuccess(hosts.Run([&](Device& device) {
+      const bool last = device.index() == devices - 1;
+      std::vector<Half> input{half(2), half(last ? -0.5f : 0.0f), last ? nan : half(1)};
+      if (operation == kCut) input.assign(devices, half(2));
+      device.BeginCall(std::nullopt, true);
+      const ElementType type = device.TypeOf(abi::MPI_UINT16_T);
+      device.Collect({{operation, reduction, type, want.size()}, input.data(), results[device.index()].data()});
+      device.EndCall();
+      EXPECT_EQ(device.TypeOf(abi::MPI_UINT16_T), (ElementType{DType::kUint16}));
+    }));
+    for (const auto& result : results) {
+      for (size_t i = 0; i < want.size(); ++i) {
+        EXPECT_EQ(result[i].bits & 0x7fff, want[i].bits & 0x7fff) << static_cast<int>(reduction) << " " << i;
+      }
+    }
   }
 }
 
@@ -240,6 +275,33 @@ TEST(CommunicatorTest, aProgramThatRepeatsItselfNeedsNoAnnouncements) {
   EXPECT_GT(before, 0U);
   repeat(10);
   EXPECT_EQ(hosts.announcements(), before);
+}
+
+// As above, where XLA tells which execution of which program calls.
+TEST(CommunicatorTest, programsThatTakeTurnsNeedNoAnnouncements) {
+  Hosts hosts({0, 1});
+  uint32_t before = 0;
+  const auto repeat = [&](uint32_t times) {
+    ExpectSuccess(hosts.Run([&](Device& device) {
+      std::vector<float> values(20, 1);
+      for (uint32_t i = before; i < before + times; ++i) {
+        for (const auto& [run_id, calls] : {std::pair(5'000 + 2 * i, 3), {5'001 + 2 * i, 3}, {900'000 + i, 2}}) {
+          for (int call = 0; call < calls; ++call) {
+            device.BeginCall(run_id, false);
+            device.Collect(
+                {{Operation::kAllReduce, Reduction::kSum, {DType::kFloat32}, 10}, values.data(), values.data()});
+            device.EndCall();
+          }
+        }
+      }
+    }));
+    before += times;
+  };
+  repeat(10);
+  const uint64_t announcements = hosts.announcements();
+  EXPECT_GT(announcements, 0U);
+  repeat(10);
+  EXPECT_EQ(hosts.announcements(), announcements);
 }
 
 }  // namespace

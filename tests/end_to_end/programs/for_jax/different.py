@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from over_mesh import placed
 
+import jax_passing
 from jax_passing import _native
 
 Collective = Callable[[jax.Array, str], jax.Array]
@@ -93,8 +94,13 @@ def run(kind: str, odd: bool) -> object:
             return np.asarray(value.addressable_data(0))
         case "other axis":
             return over(grid(), ones, psum, axis="a" if odd else "b")
-        case "float16":
-            return over(mesh, ones.astype(np.float16), psum)
+        case "alike" | "alike rings" | "alike, first":
+            one, first = (ring if kind == "alike rings" else psum), kind.endswith("first")
+            for number in range(3):
+                if odd and number == (0 if first else 1):  # a metric of the gradient's shape
+                    step(lambda x, axis: one(2 * x, axis))
+                step(one)
+            return None
         case "killed" | "endless":
             for number in range(10**9):
                 if odd and kind == "killed" and number == 5:
@@ -114,6 +120,10 @@ def run(kind: str, odd: bool) -> object:
         case "part and all":
             some = mesh if jax.process_index() == 2 else Mesh(jax.devices()[:2], ("d",))
             return over(some, ones[: some.size], psum)
+        case "unequal":
+            value = over(mesh, many, psum, ring, gather_and_add)
+            jax_passing.init()  # for functions of ours
+            return value
         case "empty":
             return over(mesh, np.ones((jax.device_count(), 0, 3), np.float32), psum, ring, gather_and_add).shape
         case "many":
@@ -150,7 +160,10 @@ def leave(rank: int, hosts: int) -> None:
 def main() -> None:
     kind, rank, hosts = sys.argv[1], int(os.environ["HOST_RANK"]), int(os.environ["HOST_COUNT"])
     if "NO_CLIQUES" in os.environ:  # as with a jaxlib that is made in another way
-        _native.watch_cliques = lambda: "a test says so"
+        _native.watch_xla = lambda: "a test says so"
+    if kind == "unequal":
+        os.environ.pop("XLA_FLAGS", None)
+        jax.config.update("jax_num_cpu_devices", 1 + rank)
     if kind == "unawaited":
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # XLA makes a thread for each core, or device
     # A host that dies is ours to tell of, before JAX's coordinator ends the others.

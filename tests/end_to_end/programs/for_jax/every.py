@@ -32,8 +32,9 @@ def main() -> None:
         told: dict[str, np.ndarray] = {}
         for label, value, bound in importlib.import_module(name).results():
             for where, data in parts(value).items():
-                # numpy's files know no bfloat16: its bits are kept, and its name.
-                kept = data.view(np.uint16) if data.dtype.name == "bfloat16" else data
+                # numpy's files know no bfloat16, nor shorter floats: their bits are kept, and their names.
+                is_kept_as_bits = data.dtype.name.startswith(("bfloat", "float8", "float4"))
+                kept = data.view(f"u{data.itemsize}") if is_kept_as_bits else data
                 told[f"{label}|{where}|{data.dtype.name}|{float(bound)!r}"] = kept
         np.savez(folder / f"{name}.{rank}.npz", **told)  # type: ignore[arg-type]
         print(f"{name} gave {len(told)} arrays on {jax.devices()[0].client.platform_version}", flush=True)

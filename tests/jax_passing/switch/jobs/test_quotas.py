@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import handshakes
 from jax_passing.protocol.secure_channel import Channel
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.jobs.quotas import ConnectionQuota
@@ -92,16 +93,9 @@ def test_handshakes_that_come_to_nothing_are_few_a_second():
     assert quota.begin_handshake("host", 5.0).startswith("64 connections of host haven't shown that they know")
     assert not quota.begin_handshake("other", 5.0)
     began = sum(not quota.begin_handshake("host", 5.0 + tick / 100) for tick in range(1001))
-    assert began == 10 * quotas.HANDSHAKES_PER_S
+    assert began == 10 * handshakes.HANDSHAKES_PER_S
     assert quota.counts == {"handshakes_refused": 1 + 1001 - began}
     assert not quota.begin_handshake("host", 100.0)
-
-
-def test_of_how_many_addresses_handshakes_are_remembered():
-    quota = ConnectionQuota(100, 64)
-    for number in range(3 * quotas.ADDRESSES_MAX):
-        assert not quota.begin_handshake(str(number), number / 1000)
-        assert len(quota._handshakes) <= quotas.ADDRESSES_MAX
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["enter", "join", "leave"])), max_size=60))
@@ -178,7 +172,7 @@ async def test_who_is_refused_a_connection_hears_why_and_others_come(switch):
 
 def test_who_begins_handshakes_and_hangs_up_is_refused_by_name_and_nobody_else(caplog, monkeypatch):
     caplog.set_level("WARNING", logger="jax_passing.switch")
-    monkeypatch.setattr(quotas, "HANDSHAKES_PER_S", 0)  # however long this takes
+    monkeypatch.setattr(handshakes, "HANDSHAKES_PER_S", 0)  # however long this takes
 
     @scenario(connections_per_address=3, switch_key=b"k" * 32)
     async def run(switch):
