@@ -72,6 +72,11 @@ class ProgramMismatchError(PassingError):
     a sum although they don't belong together."""
 
 
+class UnequalError(PassingError):
+    """Hosts, or devices, have different values of what their program takes for equal on all of them, such as parameters.
+    The hosts compare such arrays when these first come; the message names them."""
+
+
 class ProtocolError(PassingError):
     """A host can't follow rank 0's order of sums: a bug in this package, or foreign data on the control connection."""
 

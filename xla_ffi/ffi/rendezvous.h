@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "ffi/attachment.h"
@@ -92,6 +93,7 @@ class Rendezvous {
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
   SeenExecutions seen_;
   uint64_t attachment_number_ = 1;  // before the first one
+  std::unordered_set<uint64_t> had_once_;  // the names of this attachment's sums that come only once
 
   std::condition_variable wake_watch_;
   std::thread watch_;        // fails gatherings that stay open
