@@ -73,8 +73,8 @@ class ProgramMismatchError(PassingError):
 
 
 class UnequalError(PassingError):
-    """Hosts, or devices, have different values of what their program takes for equal on all of them, such as parameters.
-    The hosts compare such arrays when these first come; the message names them."""
+    """Hosts, or devices, hold different bits in what their program takes for equal on all of them, such as parameters.
+    Hosts compare such arrays when these first come; the message names them."""
 
 
 class ProtocolError(PassingError):

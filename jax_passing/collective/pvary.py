@@ -69,6 +69,7 @@ def pvary(
     Raises:
       ConfigError: a leaf varies already; and as `psum` does.
       NotInitializedError, ThreadError, NameError: as `psum`.
+      UnequalError: when it first runs in a session, devices or hosts hold different bits (`init(check_equal=...)`).
       GradientError: when the gradient is taken where JAX would sum it once more (outside of
         `shard_map(check_vma=False)`, pmap or vmap).
     """

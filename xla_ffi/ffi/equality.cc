@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cassert>
 #include <cstring>
 #include <limits>
@@ -65,14 +64,16 @@ std::string WhoText(std::vector<std::vector<uint32_t>> groups, const std::vector
 }  // namespace
 
 uint64_t DigestOf(const void* data, size_t bytes) {
-  // Four chains side by side, so that a processor multiplies while it waits. The rotation brings every bit to where a
-  // product spreads it: without it two flipped signs could cancel.
+  // Four chains side by side, so that a processor multiplies while it waits. A product spreads bits upwards alone, so
+  // the upper half is brought down between two: else flips of the uppermost bits, which are signs, could cancel.
   constexpr size_t kChains = 4;
   constexpr uint64_t kFactor = 0x9e3779b97f4a7c15;
   const auto* next = static_cast<const uint8_t*>(data);
   uint64_t chains[kChains] = {1, 2, 3, 4};
   const auto add = [&](size_t chain, uint64_t word) {
-    chains[chain] = std::rotl(chains[chain] ^ word, 29) * kFactor;
+    uint64_t& state = chains[chain];
+    state = (state ^ word) * kFactor;
+    state = (state ^ state >> 32) * kFactor;
   };
   size_t left = bytes;
   for (; left >= kChains * 8; left -= kChains * 8, next += kChains * 8) {

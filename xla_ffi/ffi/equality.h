@@ -1,5 +1,5 @@
-// Whether all devices of all hosts hold the same bits in arrays that a program takes for equal: each contributes
-// digests, and one sum of maxima shows all hosts alike which arrays differ, and who has others.
+// All devices of all hosts should hold the same bits in arrays that a program takes for equal. Each contributes digests,
+// and one sum of maxima shows all hosts alike which arrays differ, and who has others.
 #ifndef XLA_FFI_FFI_EQUALITY_H_
 #define XLA_FFI_FFI_EQUALITY_H_
 
@@ -30,12 +30,12 @@ class Equality {
   // Two int32 that are each the complement of another two stand for a digest: the maxima of all four are that again if
   // all have the same. There are four of each array, and then four of each rank, for all of its arrays.
   size_t lane_count() const { return 4 * (leaves_.size() + ranks_max_); }
-  // What one device of a rank contributes.
+  // Returns what one device of a rank contributes.
   std::vector<int32_t> Lanes(std::span<const uint64_t> digests, uint32_t rank) const;
-  // Why the arrays aren't equal, from the maxima of all devices' lanes; it is the same on all hosts.
+  // Says why the arrays aren't equal, by the maxima of all devices' lanes: the same on all hosts.
   std::optional<Failure> Difference(std::span<const int32_t> maxima) const;
 
-  // Whether the devices of this group have been compared in this session; `session` is a number from 1 on.
+  // Tells whether the devices of this group have been compared in this session, which has a number from 1 on.
   bool IsDone(int64_t group, uint64_t session) const;
   void Done(int64_t group, uint64_t session);
 

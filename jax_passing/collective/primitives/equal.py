@@ -34,9 +34,7 @@ _LANES = 4  # of each leaf, and of each rank: equality.h
 def compared(arrays: Sequence[Any], along: Extent, site: Site) -> list[Any]:
     """Returns `arrays`, which the program takes for equal on all devices along the axes: where it runs, they are
     compared. `site` is that of the call; its paths name them."""
-    if not along.over_hosts and along.local or along.over_hosts is None or along.scope.alone:
-        return list(arrays)
-    if not along.scope.check_equal:
+    if along.over_hosts is None or along.local or along.scope.alone or not along.scope.check_equal:
         return list(arrays)
     results = list(arrays)
     which = [i for i, array in enumerate(arrays) if _has_bits(jax.typeof(array))]

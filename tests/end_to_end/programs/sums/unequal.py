@@ -1,5 +1,6 @@
 """Hosts hold different values of what their program takes for equal, or not: unequal.py WAY:CHANGE ..."""
 
+import os
 import sys
 from typing import Any
 
@@ -13,6 +14,12 @@ from jax_passing.errors import UnequalError, translate
 
 PARAMS: Any = {"layer": {"w": np.ones((40, 7), np.float32), "b": np.zeros(7, np.float16)}, "scale": np.float64(3)}
 STEPS = 3
+if coordinator := os.environ.get("COORDINATOR"):
+    world = [int(os.environ[f"JAX_PASSING_{name}"]) for name in ("WORLD_SIZE", "RANK")]
+    jax.distributed.initialize(coordinator, *world)
+jax.config.update("jax_enable_x64", True)
+AXES = () if coordinator else ("d",)  # that go on over the hosts from a mesh of one
+MESH = jax.sharding.Mesh(jax.devices(), ("d",))
 
 
 def loss(params: Any, x: jax.Array) -> jax.Array:
@@ -26,8 +33,7 @@ def sgd(params: Any, x: jax.Array) -> Any:
 
 
 def mapped(step: Any, **options: Any) -> Any:
-    mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
-    return jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d")), out_specs=P(), **options))
+    return jax.jit(jax.shard_map(step, mesh=MESH, in_specs=(P(), P("d")), out_specs=P(), **options))
 
 
 def in_scan(params: Any, x: jax.Array) -> Any:
@@ -62,9 +68,12 @@ WAYS = {
     "pmap": lambda params, x: jax.pmap(sgd, axis_name="d", in_axes=(None, 0), out_axes=None)(
         params, x.reshape(jax.local_device_count(), -1, 7)
     ),
+    "own devices": lambda params, x: jax.pmap(sgd, axis_name="d", out_axes=None)(
+        on_devices(params), x.reshape(jax.local_device_count(), -1, 7)
+    ),
     "without jit": jax.shard_map(
         sgd,
-        mesh=jax.sharding.Mesh(jax.local_devices(), ("d",)),
+        mesh=MESH,
         in_specs=(P(), P("d")),
         out_specs=P(),
         check_vma=False,
@@ -72,18 +81,37 @@ WAYS = {
 }
 
 
+def on_devices(params: Any) -> Any:
+    """Puts the parameters on the first device, and those that no host has changed on the others."""
+    others = [PARAMS] * (jax.local_device_count() - 1)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), params, *others)
+
+
 def rows(way: str) -> np.ndarray:
     x = np.linspace(0, 1, 8 * 7, dtype=np.float32).reshape(8, 7)
     return x[:, None] if way == "vmap of d" else x
 
 
+def over_processes(params: Any, x: np.ndarray) -> Any:
+    """Has each process say what its devices hold of arrays that go over all of them."""
+
+    def array(value: Any, spec: P) -> jax.Array:
+        sharding = jax.sharding.NamedSharding(MESH, spec)
+        return jax.make_array_from_callback(np.shape(value), sharding, lambda index: np.asarray(value)[index])
+
+    return jax.tree.map(lambda leaf: array(leaf, P()), params), array(np.resize(x, (2 * jax.device_count(), 7)), P("d"))
+
+
 def heard(way: str, change: str) -> str:
-    """What came of the first two steps."""
+    """Runs two steps, and returns what came of them."""
     try:
-        with translate(), jax_passing.init(axis_name="d", job=f"{way} {change}") as session:
+        with translate(), jax_passing.init(axis_name=AXES, job=f"{way} {change}") as session:
             params = changed(session.rank, session.world_size - 1, change)
+            given = (params, rows(way))
+            if jax.process_count() > 1:
+                given = over_processes(*given)
             for _ in range(2):
-                jax.block_until_ready(WAYS[way](params, rows(way)))
+                jax.block_until_ready(WAYS[way](*given))
             return f"equal, after {session.stats()['sums_completed']} sums"
     except UnequalError as error:
         return f"UnequalError: {error}"
@@ -93,21 +121,23 @@ def changed(rank: int, who: int, change: str) -> Any:
     params = jax.tree.map(np.array, PARAMS)
     if change == "none":
         return params
+    if change == "nan":
+        params["layer"]["w"][2, 2] = np.nan
+        return params
     if rank == who:
         if change == "sign":
             params["layer"]["b"][3] = -0.0
         elif change == "payload":
-            params["layer"]["w"].view(np.uint32)[5] = 0x7FC00001
+            params["layer"]["w"].view(np.uint32)[2, 2] = 0x7FC00001
         else:
             params["scale"] = np.float64(np.nextafter(3, 4))
             params["layer"]["w"][2, 2] = 2
     elif change == "payload":
-        params["layer"]["w"].view(np.uint32)[5] = 0x7FC00000
+        params["layer"]["w"][2, 2] = np.nan
     return params
 
 
 def main() -> None:
-    jax.config.update("jax_enable_x64", True)
     for case in sys.argv[1:]:
         way, change = case.split(":")
         print(f"{case}: {heard(way, change)}", flush=True)
