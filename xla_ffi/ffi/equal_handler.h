@@ -7,9 +7,9 @@
 namespace passing {
 
 // "passing_equal". Operands: int32[2] (group, member), int32[] that is there when the sums before it in the program are
-// done, then the leaves; result: int32[], for the sums after it. Attributes: `spec`, the text of a SumSpec of the maxima
-// of int32 that tell (equality.h); `leaves`, a line with the name of each leaf. After the first time in a session it
-// does nothing.
+// done, then the leaves; result: int32[], for the sums after it. Attributes: `spec`, the text of a SumSpec of the
+// maxima of int32 that tell (equality.h); `leaves`, a line with the name of each leaf. After the first time in a
+// session it does nothing.
 XLA_FFI_Error* EqualExecute(XLA_FFI_CallFrame* frame);
 XLA_FFI_Error* InstantiateEqual(XLA_FFI_CallFrame* frame);
 

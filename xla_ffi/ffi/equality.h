@@ -1,5 +1,5 @@
-// All devices of all hosts should hold the same bits in arrays that a program takes for equal. Each contributes digests,
-// and one sum of maxima shows all hosts alike which arrays differ, and who has others.
+// All devices of all hosts should hold the same bits in arrays that a program takes for equal. Each contributes
+// digests, and one sum of maxima shows all hosts alike which arrays differ, and who has others.
 #ifndef XLA_FFI_FFI_EQUALITY_H_
 #define XLA_FFI_FFI_EQUALITY_H_
 
@@ -16,8 +16,8 @@
 
 namespace passing {
 
-// 64 bits of an array's bytes. Arrays that differ by chance have the same with odds of 2^-64; nobody is kept from making
-// two that do.
+// 64 bits of an array's bytes. Arrays that differ by chance have the same with odds of 2^-64; nobody is kept from
+// making two that do.
 uint64_t DigestOf(const void* data, size_t bytes);
 
 // One call in a program that compares arrays, once in each session.

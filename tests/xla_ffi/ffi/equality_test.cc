@@ -56,7 +56,8 @@ TEST(Equality, NamesSeveralGroups) {
   const Equality equality("here", {"x"}, 8);
   EXPECT_NE(Found(equality, {{1}, {2}})->message.find("Here rank 1 has others than rank 0, so"), std::string::npos);
   const auto three = Found(equality, {{3}, {2}, {2}, {9}})->message;
-  EXPECT_NE(three.find("Here rank 0 has others than ranks 1, 2, rank 3 has yet others, so"), std::string::npos) << three;
+  EXPECT_NE(three.find("Here rank 0 has others than ranks 1, 2, rank 3 has yet others, so"), std::string::npos)
+      << three;
 }
 
 TEST(Equality, NamesARankWhoseDevicesDiffer) {
