@@ -66,6 +66,11 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
     return passing_equal_p.bind(*primals, **params), list(tangents)
 
 
+def _transpose(cotangents: Sequence[Any], *leaves: Any, **_: Any) -> list[Any]:
+    # Of a cast in a rule of jax.custom_jvp, which is given tangents.
+    return [ct if ad.is_undefined_primal(leaf) else None for ct, leaf in zip(cotangents, leaves, strict=True)]
+
+
 def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, along: Extent, **params: Any) -> Any:
     along = along._replace(axes=tuple(axis for axis in along.axes if axis != axis_data.name))
     return passing_equal_p.bind(*operands, along=along, **params), dims
@@ -123,5 +128,6 @@ jaxprs.summing.add(passing_equal_p)
 passing_equal_p.def_impl(_evaluate)
 passing_equal_p.def_effectful_abstract_eval(_abstract_eval)
 ad.primitive_jvps[passing_equal_p] = _jvp
+ad.primitive_transposes[passing_equal_p] = _transpose
 batching.fancy_primitive_batchers[passing_equal_p] = _batch
 platforms.register_lowering(passing_equal_p, cpu=_lower, cuda=_leave, tpu=_leave)
