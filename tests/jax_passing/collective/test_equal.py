@@ -115,7 +115,8 @@ def test_a_cast_of_tangents_is_transposed():
     np.testing.assert_array_equal(f(np.ones(8, np.float32)), np.full(8, 16))
 
 
-def test_what_is_computed_once_more_is_not_compared_once_more():
+def test_what_is_left_of_a_loss_under_checkpoint_compares():
+    """Nobody needs the loss itself, so JAX drops all but what it computes once more."""
     inner = jax.checkpoint(lambda params, x: jnp.sin(loss(jax_passing.pvary(params, "d"), x)))
     f = mapped(lambda params, x: jax.grad(inner)(params, x)["a"], SPECS)
     assert len(comparisons(f, PARAMS, X)) == 1
