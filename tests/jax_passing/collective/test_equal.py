@@ -1,4 +1,4 @@
-"""What programs take for equal is compared where they first run: here between the devices of one host."""
+"""Programs compare what they take for equal where they first run: here between the devices of one host."""
 
 import jax
 import jax.numpy as jnp
@@ -116,7 +116,7 @@ def test_a_cast_of_tangents_is_transposed():
 
 
 def test_what_is_left_of_a_loss_under_checkpoint_compares():
-    """Nobody needs the loss itself, so JAX drops all but what it computes once more."""
+    """JAX drops the loss, which nobody needs, and keeps what it computes once more."""
     inner = jax.checkpoint(lambda params, x: jnp.sin(loss(jax_passing.pvary(params, "d"), x)))
     f = mapped(lambda params, x: jax.grad(inner)(params, x)["a"], SPECS)
     assert len(comparisons(f, PARAMS, X)) == 1
