@@ -171,6 +171,8 @@ class Settings:
     check_sums: Annotated[bool, Meta(description="true or false")] | None = None
     """Whether hosts check that results are the sums of what all hosts sent; None: they do if a key is set, and some
     switch can't check packets' tags."""
+    check_equal: Annotated[bool, Meta(description="true or false")] = True
+    """Whether hosts compare what their programs take for equal, such as parameters, where it first comes."""
     axis_name: Annotated[tuple[str, ...], parsed(axis_names)] = ()
     """The axes of local meshes, pmap or vmap that continue over the hosts."""
     world_size_min: Annotated[int, integer(1, RANKS_MAX)] | None = None

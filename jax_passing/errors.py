@@ -72,6 +72,11 @@ class ProgramMismatchError(PassingError):
     a sum although they don't belong together."""
 
 
+class UnequalError(PassingError):
+    """Hosts, or devices, hold different bits in what their program takes for equal on all of them, such as parameters.
+    Hosts compare such arrays when these first come; the message names them."""
+
+
 class ProtocolError(PassingError):
     """A host can't follow rank 0's order of sums: a bug in this package, or foreign data on the control connection."""
 

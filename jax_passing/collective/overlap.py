@@ -35,7 +35,8 @@ def overlap(
 
     Args:
       loss_fn: `loss_fn(params, *args)` returns a scalar, the mean of this device's part; or with `has_aux` a scalar and
-        a pytree. Parameters are the same on all devices of all hosts: a pytree, or a module of `flax.nnx`.
+        a pytree. Parameters are the same on all devices of all hosts: a pytree, or a module of `flax.nnx`. Where parts
+        have different numbers of rows, the mean of these means isn't that of all rows (docs/train/collectives.md).
       axis_name: as for `psum`.
       has_aux: as for `jax.value_and_grad`.
       strategy: how the gradients are summed, as for `psum`.
@@ -48,7 +49,8 @@ def overlap(
       it returns what `nnx.value_and_grad` does: gradients with respect to its `nnx.Param`s, as an `nnx.State`; and what
       the loss changes in the module (statistics, counts of random numbers) is changed in it, each device's own.
 
-    Raises as `psum` and `pvary` do, where that function is called.
+    Raises as `psum` and `pvary` do, where that function is called. The first time that it runs in a session, it ends in
+    UnequalError if devices or hosts hold parameters of different bits (`init(check_equal=...)`).
     """
 
     def value_and_grad(params: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -23,6 +23,7 @@ from jax_passing.collective.primitives.bucketed_sum import (
     is_number,
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
+from jax_passing.collective.primitives.equal import compared
 from jax_passing.collective.primitives.jax_rules import transposed_by_shard_map
 from jax_passing.collective.primitives.passing_psum import (
     LOSS,
@@ -68,6 +69,7 @@ def pvary(
     Raises:
       ConfigError: a leaf varies already; and as `psum` does.
       NotInitializedError, ThreadError, NameError: as `psum`.
+      UnequalError: when it first runs in a session, devices or hosts hold different bits (`init(check_equal=...)`).
       GradientError: when the gradient is taken where JAX would sum it once more (outside of
         `shard_map(check_vma=False)`, pmap or vmap).
     """
@@ -88,6 +90,7 @@ def pvary(
         site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices], wire=wire)
         of_sums = not named_axes.check_vma() and any(jaxprs.derivative_has_sums(leaves[i]) for i in indices)
         cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, of_sums=of_sums, site=site)
+        cast = compared(cast, along, site)
     for index, array in zip(indices, cast, strict=True):
         leaves[index] = array
     return jax.tree.unflatten(treedef, leaves)

@@ -37,6 +37,7 @@ def init(
     link_gbit: float | None = None,
     key_file: str | Path | None = None,
     check_sums: bool | None = None,
+    check_equal: bool | None = None,
     axis_name: str | Sequence[str] | None = None,
     world_size_min: int | None = None,
     rejoin_wait_s: float | None = None,
@@ -67,6 +68,8 @@ def init(
       key_file: file with the job's key, if the switch wants one (docs/operate/switches.md).
       check_sums: whether hosts check each sum that comes back (docs/operate/switches.md). Default: where there is a
         key, and a switch that can't tell forged packets.
+      check_equal: whether hosts compare the parameters that `overlap` and `pvary` are given, the first time that these
+        come: they must have the same bits on all devices (docs/train/collectives.md). Default: yes.
       axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
         the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
         where the mesh spans the processes. The same on all hosts.

@@ -31,6 +31,7 @@ class Scope(NamedTuple):
         a warning, those of jax.lax.
       lax_over_hosts: jax.lax's collectives go over the hosts, too.
       wire: how floats travel in sums that don't say so.
+      check_equal: what the program takes for equal on all hosts is compared where it first runs.
     """
 
     axis_names: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Scope(NamedTuple):
     per_host_gradients: bool = False
     lax_over_hosts: bool = False
     wire: str = "full"
+    check_equal: bool = True
 
     @property
     def alone(self) -> bool:
@@ -53,7 +55,15 @@ def of_settings(settings: Settings, world_size: int, device_ranks: int) -> Scope
     """Returns the scope of a session with these settings."""
     size = None if settings.world_size_min is not None else world_size
     same_hashes = size == 1 or bool(alike.hash_seed())
-    return Scope(settings.axis_name, size, device_ranks, settings.strategy, same_hashes=same_hashes, wire=settings.wire)
+    return Scope(
+        settings.axis_name,
+        size,
+        device_ranks,
+        settings.strategy,
+        same_hashes=same_hashes,
+        wire=settings.wire,
+        check_equal=settings.check_equal,
+    )
 
 
 _of_thread: Any = jax.make_user_context(None)

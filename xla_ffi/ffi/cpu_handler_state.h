@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "ffi/equality.h"
 #include "ffi/instance.h"
 #include "ffi/sum_handles.h"
 #include "xla/ffi/api/ffi.h"
@@ -20,6 +21,7 @@ struct CpuState {
 
   std::unique_ptr<Instance> instance;   // null where nothing is summed
   std::shared_ptr<HandleCall> handles;  // null where no handles are made
+  std::shared_ptr<Equality> equality;   // null where nothing is compared
 };
 
 }  // namespace passing

@@ -23,6 +23,8 @@ struct Call {
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::vector<void*> residuals{};  // Sum::residuals; each of the calls asks for them, or none
+  // Only the first call of its name in a session is summed; later ones end at once, with what they had in `outputs`.
+  bool once = false;
   // Null: the inputs can be read now. Else blocks until more than `elements` can, of the leaves end to end and from the
   // first on, and sets it to how many.
   std::function<std::optional<Failure>(uint64_t& elements)> await_inputs{};

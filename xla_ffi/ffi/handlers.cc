@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ffi/cpu_handler_state.h"
+#include "ffi/equal_handler.h"
 #include "ffi/future_handlers.h"
 #include "ffi/handler_parts.h"
 #include "ffi/instance.h"
@@ -114,7 +115,8 @@ Platform CpuPlatform() {
                     {"passing_hold", HoldExecute},
                     {"passing_psum_start", StartExecute, InstantiateStart},
                     {"passing_keep", KeepExecute, InstantiateKeep},
-                    {"passing_take", TakeExecute}},
+                    {"passing_take", TakeExecute},
+                    {"passing_equal", EqualExecute, InstantiateEqual}},
           .state_name = "passing_psum_instance",
           .state_id = &CpuState::id,
           .state_info = &kStateTypeInfo};

@@ -38,7 +38,7 @@ struct Platform {
 //
 // "passing_world_size". The same of the number of hosts, for programs that run in worlds of any size.
 //
-// "passing_psum_start", "passing_keep", "passing_take": future_handlers.h.
+// "passing_psum_start", "passing_keep", "passing_take": future_handlers.h. "passing_equal": equal_handler.h.
 //
 // "passing_hold". Operands: any number, and more to wait for; results: the former, in place.
 Platform CpuPlatform();

@@ -40,6 +40,7 @@ bool Rendezvous::Attach(Attachment attachment) {
   attachment_ = std::move(attachment);
   names_.emplace(*attachment_->collective, attachment_->first_device_id);
   ++attachment_number_;
+  had_once_.clear();
   watch_ = std::thread(&Rendezvous::Watch, this);
   return true;
 }
@@ -98,10 +99,15 @@ void Rendezvous::Arrive(const std::shared_ptr<const SumSite>& site, Call call) {
   for (const Call& each : gathering->calls) devices.push_back(each.device);
   // Under the lock, so that sums are counted, and programs announced, in the order in which they are complete.
   const auto name = names_->Name(*site, gathering->calls.front().run_id, std::move(devices));
+  // By name, not by executable: a host may compile a program anew that the others go on with.
+  const auto* key = std::get_if<SumKey>(&name);
+  const bool is_over = key && gathering->calls.front().once && !had_once_.insert(key->site).second;
   lock.unlock();
   if (const auto* failure = std::get_if<Failure>(&name)) {
     FailSession(*failure);
     Finish(pool_, gathering, failure);
+  } else if (is_over) {
+    Finish(pool_, gathering, nullptr);
   } else {
     StartSum(gathering, std::get<SumKey>(name));
   }

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "ffi/attachment.h"
@@ -91,7 +92,8 @@ class Rendezvous {
   std::optional<SumNames> names_;                                               // while there is an attachment
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
   SeenExecutions seen_;
-  uint64_t attachment_number_ = 1;  // before the first one
+  uint64_t attachment_number_ = 1;         // before the first one
+  std::unordered_set<uint64_t> had_once_;  // the names of this attachment's sums that come only once
 
   std::condition_variable wake_watch_;
   std::thread watch_;        // fails gatherings that stay open
