@@ -206,10 +206,11 @@ void Rendezvous::Watch() {
     wake_watch_.wait_for(lock, kWatchInterval);
     if (!attachment_ || open_.empty()) continue;
     std::optional<Failure> failure;
-    const int64_t passed_us = MonotonicUs() - looked_us;
+    const int64_t now_us = MonotonicUs(), passed_us = now_us - looked_us;
     if (passed_us > kStoodStillUs) {
       for (const auto& [hash, alike] : open_) {
-        for (const auto& gathering : alike) gathering->opened_us += passed_us;
+        // Some may have been opened after that time.
+        for (const auto& gathering : alike) gathering->opened_us = std::min(gathering->opened_us + passed_us, now_us);
       }
     }
     const int64_t due_us = MonotonicUs() - static_cast<int64_t>(attachment_->deadline_s * 1e6);

@@ -73,6 +73,7 @@ namespace passing {
 namespace {
 
 using kernels::Bits;
+using kernels::PowerOfTwo;
 using kernels::WithFormat;
 
 constexpr uint32_t kMaxRanksOfThreeBytes = 16, kMaxRanksOfBytes = 257;
@@ -107,12 +108,6 @@ bool IsZero(const void* bytes, size_t count) {
 
 constexpr uint32_t kMaxHeadroomBits = std::bit_width(kMaxWorldSize - 1);
 static_assert(uint64_t{kMaxWorldSize} * kernels::kInteger64Mask < uint64_t{1} << 32);
-
-// From 2^-1022 to 2^1023.
-double PowerOfTwo(int exponent) {
-  assert(-1022 <= exponent && exponent <= 1023);
-  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
-}
 
 // The s of the bounds. The agreed exponent comes from the network: whatever it says, the arithmetic stays defined.
 int Shift32(int32_t exponent, uint32_t headroom_bits) {
@@ -151,34 +146,6 @@ int32_t ExponentOf(int64_t bits) {
   if (bits == 0) return kNoExponent;
   const auto field = static_cast<int32_t>(bits >> 52);
   return field ? field - 1022 : std::bit_width(static_cast<uint64_t>(bits)) - 1074;
-}
-
-// Writes the host elements, rounded to the dtype where several devices were added up, as moved bits.
-template <typename Format>
-void EncodeMovedElements(const WireFormat& format, std::span<const void* const> inputs, size_t count, uint8_t* lanes) {
-  using Result = decltype(Format::Narrow({}));
-  using Int = BitsOfResult<Format>;
-  const LaneGroup group = LaneGroupOf(format);
-  if constexpr (sizeof(typename Format::Stored) == sizeof(Int) && !std::is_same_v<Result, uint32_t>) {
-    if (inputs.size() == 1) return EncodeMoved<Int>(group, inputs[0], count, lanes);
-  }
-  Scratch<Format> scratch;
-  const void* elements = HostElements<Format>(inputs, count, scratch);
-  std::array<Result, kMaxBlockElements> results;
-  for (size_t i = 0; i < count; ++i) results[i] = Format::Narrow(kernels::Load<typename Format::Wide>(elements, i));
-  EncodeMoved<Int>(group, results.data(), count, lanes);
-}
-
-// Turns moved bits of `Format` into elements of `Result`, as below.
-template <typename Format, typename Result>
-void DecodeMovedAs(const WireFormat& format, const uint8_t* lanes, size_t count, void* out) {
-  if constexpr (std::is_same_v<Format, Result> || sizeof(BitsOfResult<Format>) == sizeof(typename Format::Wide)) {
-    DecodeMoved<BitsOfResult<Format>>(LaneGroupOf(format), lanes, count, out);
-  } else {
-    std::array<BitsOfResult<Format>, kMaxBlockElements> results;
-    DecodeMoved<BitsOfResult<Format>>(LaneGroupOf(format), lanes, count, results.data());
-    for (size_t i = 0; i < count; ++i) kernels::Store(out, i, Format::Widen(results[i]));
-  }
 }
 
 // Turns lanes of `Format` into elements of `Result`, which is the same format or what its elements are added up as.

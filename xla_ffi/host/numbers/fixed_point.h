@@ -38,8 +38,9 @@ size_t LaneCount(const WireFormat& format, size_t count);
 // its size alone, so a leaf's bits depend neither on its bucket nor on the size of packets (but those of narrow wires,
 // as rounding.h names a block by its number in the sum; and small sums are precise). A leaf of up to 120 elements has
 // one for each, or one for those that share a lane; it has at most 120 until they have 256 elements. With two lanes for
-// each block (segment_exponents.h) its exponents are one packet at most, or 0.8 % of its data. A power of two divides
-// most rows of tables: where each rank sends some rows and zeros for the others, a block has one rank's elements.
+// each block (segment_exponents.h) its exponents are one packet at most, or 0.8 % of its data, but where sums are
+// checked. A power of two divides most rows of tables: where each rank sends some rows and zeros for the others, a
+// block has one rank's elements.
 //
 // A narrow wire's blocks have kMaxBlockElements: their lanes hold more elements, and the scales only one lane. So have
 // those of integers, which have no scale.

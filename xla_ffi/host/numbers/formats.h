@@ -7,6 +7,8 @@
 #ifndef XLA_FFI_HOST_NUMBERS_FORMATS_H_
 #define XLA_FFI_HOST_NUMBERS_FORMATS_H_
 
+#include <bit>
+#include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,6 +30,12 @@ inline T Load(const void* base, size_t index) {
 template <typename T>
 inline void Store(void* base, size_t index, T value) {
   std::memcpy(static_cast<uint8_t*>(base) + index * sizeof(T), &value, sizeof(T));
+}
+
+// From 2^-1022 to 2^1023.
+inline double PowerOfTwo(int exponent) {
+  assert(-1022 <= exponent && exponent <= 1023);
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 
 // A dtype as the loops see it: buffers hold Stored, and elements of several devices are added up as Wide.

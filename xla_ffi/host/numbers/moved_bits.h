@@ -10,12 +10,15 @@
 #define XLA_FFI_HOST_NUMBERS_MOVED_BITS_H_
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 
 #include "host/numbers/fixed_point.h"
 #include "host/numbers/formats.h"
+#include "host/numbers/host_elements.h"
 #include "wire/lanes.h"
 
 namespace passing {
@@ -60,6 +63,35 @@ void DecodeMoved(const LaneGroup& group, const uint8_t* lanes, size_t count, voi
       kernels::Store(results, i, static_cast<Int>(wire::LoadLane(lanes, lane) >> shift & mask));
     }
   });
+}
+
+// Writes the host elements, rounded to the dtype where several devices were added up, as moved bits.
+template <typename Format>
+void EncodeMovedElements(const WireFormat& format, std::span<const void* const> inputs, size_t count, uint8_t* lanes) {
+  using Result = decltype(Format::Narrow({}));
+  using Int = BitsOfResult<Format>;
+  const LaneGroup group = LaneGroupOf(format);
+  if constexpr (sizeof(typename Format::Stored) == sizeof(Int) && !std::is_same_v<Result, uint32_t>) {
+    if (inputs.size() == 1) return EncodeMoved<Int>(group, inputs[0], count, lanes);
+  }
+  Scratch<Format> scratch;
+  const void* elements = HostElements<Format>(inputs, count, scratch);
+  std::array<Result, kMaxBlockElements> results;
+  for (size_t i = 0; i < count; ++i) results[i] = Format::Narrow(kernels::Load<typename Format::Wide>(elements, i));
+  EncodeMoved<Int>(group, results.data(), count, lanes);
+}
+
+// Turns moved bits of `Format` into elements of `Result`, which is the same format or what its elements are added up
+// as.
+template <typename Format, typename Result>
+void DecodeMovedAs(const WireFormat& format, const uint8_t* lanes, size_t count, void* out) {
+  if constexpr (std::is_same_v<Format, Result> || sizeof(BitsOfResult<Format>) == sizeof(typename Format::Wide)) {
+    DecodeMoved<BitsOfResult<Format>>(LaneGroupOf(format), lanes, count, out);
+  } else {
+    std::array<BitsOfResult<Format>, kMaxBlockElements> results;
+    DecodeMoved<BitsOfResult<Format>>(LaneGroupOf(format), lanes, count, results.data());
+    for (size_t i = 0; i < count; ++i) kernels::Store(out, i, Format::Widen(results[i]));
+  }
 }
 
 }  // namespace passing

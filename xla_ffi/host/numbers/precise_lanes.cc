@@ -29,14 +29,6 @@ int ShiftOf(DType dtype, int32_t exponent, int digit_bits) {
 
 int DigitBits(uint32_t headroom_bits) { return 31 - static_cast<int>(headroom_bits); }
 
-// 2^exponent as two factors, since it may be no normal number.
-struct Power {
-  double a, b;
-
-  explicit Power(int exponent) : a(Of(exponent / 2)), b(Of(exponent - exponent / 2)) {}
-  static double Of(int exponent) { return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52); }
-};
-
 int Width(uint64_t number) { return static_cast<int>(std::bit_width(number)); }
 
 // A finite number as magnitude * 2^exponent.
@@ -78,7 +70,7 @@ float OddFloat(int64_t sum) {
 // Two lanes, so up to 61 bits.
 template <typename Format>
 void DecodePairs(const uint8_t* lanes, size_t count, int shift, int digit_bits, void* out) {
-  const double scale = Power::Of(-shift);  // normal: shift is from -90 to 149
+  const double scale = kernels::PowerOfTwo(-shift);  // shift is from -90 to 149
   for (size_t i = 0; i < count; ++i) {
     const int64_t high = static_cast<int32_t>(wire::LoadLane(lanes, 2 * i));
     const int64_t sum = high * (int64_t{1} << digit_bits) + static_cast<int32_t>(wire::LoadLane(lanes, 2 * i + 1));
@@ -147,13 +139,14 @@ void DecodePrecise(DType dtype, uint32_t headroom_bits, const uint8_t* lanes, si
     if constexpr (std::is_same_v<typename Format::Wide, float>) {
       DecodePairs<Format>(lanes, count, shift, digit_bits, out);
     } else if constexpr (std::is_same_v<Format, kernels::Float64>) {
-      const Power scale(-shift);
+      // Two factors, since 2^-shift may be no normal number.
+      const double a = kernels::PowerOfTwo(-shift / 2), b = kernels::PowerOfTwo(-shift - -shift / 2);
       for (size_t i = 0; i < count; ++i) {
         Int128 sum = 0;
         for (size_t digit = 0; digit < 3; ++digit) {
           sum = (sum << digit_bits) + static_cast<int32_t>(wire::LoadLane(lanes, 3 * i + digit));
         }
-        kernels::Store(out, i, static_cast<double>(sum) * scale.a * scale.b);  // the conversion rounds
+        kernels::Store(out, i, static_cast<double>(sum) * a * b);  // the conversion rounds
       }
     }
   });
@@ -166,8 +159,7 @@ void AppendHostElements(DType dtype, std::span<const void* const> inputs, size_t
       Scratch<Format> scratch;
       const void* wide = HostElements<Format>(inputs, count, scratch);
       for (size_t i = 0; i < count; ++i) {
-        double x = kernels::Load<typename Format::Wide>(wide, i);
-        elements.push_back(x);
+        elements.push_back(kernels::Load<typename Format::Wide>(wide, i));
       }
     }
   });

@@ -27,7 +27,7 @@ namespace passing {
 // The lanes of an element.
 inline uint32_t PreciseLanesOf(DType dtype) { return dtype == DType::kFloat64 ? 3 : 2; }
 
-// As BlockExponent, AreExact and EncodeLanes say, of finite elements and others. `elements`: host elements.
+// As BlockExponent, SumPass::IsExactAt and EncodeLanes say. `elements`: host elements, finite or not.
 int32_t PreciseExponent(std::span<const double> elements);
 bool ArePreciselyExact(DType dtype, uint32_t headroom_bits, std::span<const double> elements, int32_t exponent);
 uint8_t EncodePrecise(DType dtype, uint32_t headroom_bits, std::span<const double> elements, int32_t exponent,

@@ -27,7 +27,7 @@
 
 namespace passing {
 
-// The bits of a number, its sign among them: those of checked sums have no more (sum_check.h).
+// A number has at most this many bits, its sign among them: the seal of a checked sum (sum_check.h) has room for no more.
 inline constexpr int kNumberBits = 22;
 
 // What a small sum guesses: its blocks' exponents, and which sum of its site they come from.

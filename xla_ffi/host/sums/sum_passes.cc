@@ -101,6 +101,12 @@ uint8_t ElementPass::EncodeRun(const ElementRun& run, int32_t exponent, uint8_t*
 // The lanes were sent from a packet that is gone, so they are made again: to keep them would take memory by the
 // element.
 void ElementPass::KeepResiduals(const ElementRun& run, int32_t exponent) const {
+  // Moved bits lose nothing but what rounding to the dtype would lose afterwards, which is no residual anywhere else.
+  if (exponent == kMovedBits) {
+    const size_t bytes = run.count * SizeOf(shape().dtype);
+    for (void* residual : buffers()->ResidualsAt(run)) std::memset(residual, 0, bytes);
+    return;
+  }
   std::array<uint8_t, 4 * MaxFloatLanes(kMaxBlockElements)> lanes;  // a run is no longer than a block
   EncodeRun(run, exponent, lanes.data());
   WriteResiduals(plan().format(), buffers()->InputsAt(run), lanes.data(), run.count, exponent,
