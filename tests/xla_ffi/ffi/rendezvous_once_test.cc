@@ -8,7 +8,7 @@
 namespace passing {
 namespace {
 
-TEST_F(RendezvousTest, aSumThatComesOnceIsStartedOnceInASession) {
+TEST_F(RendezvousOnceTest, aSumThatComesOnceIsStartedOnceInASession) {
   // A host may compile a program anew that other hosts go on with: that is another site of the same name.
   const auto site = MakeSite(7, 1), anew = MakeSite(7, 1);
   for (int round = 0; round < 2; ++round) {
