@@ -71,6 +71,7 @@ class SoftwareDataPlane:
 
     def close(self) -> None:
         self._native.close()
+        del self._native  # and with it the port
 
 
 def _native_parent(parent: Parent) -> _native.ParentLink:

@@ -164,7 +164,7 @@ def test_plan_prints_all_strategies_and_the_reason():
     assert result.exit_code == 0
     for name in (*PREDICTABLE, "parameter server", "co-located"):
         assert name in result.stdout
-    assert "561 ms" in result.stdout
+    assert "565 ms" in result.stdout
     assert "auto takes passing" in result.stdout
 
 

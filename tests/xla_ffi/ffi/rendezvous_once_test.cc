@@ -8,6 +8,8 @@
 namespace passing {
 namespace {
 
+class RendezvousOnceTest : public RendezvousTest {};  // a suite has one fixture, and this file one of its own
+
 TEST_F(RendezvousOnceTest, aSumThatComesOnceIsStartedOnceInASession) {
   // A host may compile a program anew that other hosts go on with: that is another site of the same name.
   const auto site = MakeSite(7, 1), anew = MakeSite(7, 1);

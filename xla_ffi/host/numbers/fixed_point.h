@@ -56,7 +56,7 @@ inline constexpr int32_t kNoExponent = -(1 << 20);
 // as they are (moved_bits.h).
 inline constexpr int32_t kMovedBits = 1 << 20;
 
-// What BlockExponent returns lies between these, or is kNoExponent; codes of narrow wires lie between 0 and 2040.
+// BlockExponent returns a number between these, or kNoExponent; codes of narrow wires lie between 0 and 2040.
 inline constexpr int32_t kMinExponent = -1074, kMaxExponent = 1024;
 
 // The most ranks of a job. More would overflow a lane of a 64-bit integer; the other formats have more headroom (see

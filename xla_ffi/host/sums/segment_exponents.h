@@ -30,7 +30,7 @@ namespace passing {
 // A number has at most this many bits, its sign among them: the seal of a checked sum (sum_check.h) has room for no more.
 inline constexpr int kNumberBits = 22;
 
-// What a small sum guesses: its blocks' exponents, and which sum of its site they come from.
+// A small sum guesses its blocks' exponents from another sum of its site, which has this execution and step.
 struct Guess {
   int32_t execution = -1;  // modulo 2^20; -1 if nothing is known of the site
   int32_t step = -1;
@@ -68,22 +68,22 @@ class SegmentExponents {
   SegmentExponents() = default;
   // `own`: this host's exponents, none for integers.
   SegmentExponents(const Segment& segment, std::vector<int32_t> own, uint32_t rank, uint32_t world_size);
-  // Of a segment that guesses, before anything is written: tells the guess at which this host's elements are exact.
-  // Without this they are taken for not exact.
+  // Tells the guess at which this host's elements are exact, before anything is written; else they are taken for not
+  // exact. Only for a segment that guesses.
   void MakeGuess(Guess guess) { guess_ = std::move(guess); }
 
   // Does this host know the job's exponents?
   bool known() const { return chunks_awaited_ == 0; }
   // The exponents, or kMovedBits, of the data that counts.
   std::span<const int32_t> of_data() const { return guessed_right_ ? guess_.exponents : exponents_; }
-  // Those with which this host sends a chunk's data.
+  // The exponents, or kMovedBits, with which this host sends a chunk's data.
   std::span<const int32_t> Sending(const Segment& segment, uint32_t chunk) const {
     return segment.CarriesGuessedData(chunk) && !guess_.exponents.empty() ? guess_.exponents : exponents_;
   }
   // The job's exponents, of a segment that guesses.
   std::span<const int32_t> of_job() const { return of_job_; }
 
-  // How many numbers has the exponent chunk that carries these blocks of the segment?
+  // The numbers in the exponent chunk that carries these blocks of the segment.
   uint32_t NumberCount(const ChunkRange& blocks) const {
     return per_block_ * blocks.count + (guesses_ ? kGuessNumbers : 0);
   }

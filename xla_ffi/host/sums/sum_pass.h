@@ -56,7 +56,7 @@ class SumPass {
   // The next four take segments that are ready.
   // This host's exponents of a segment's blocks; none for integers.
   virtual std::vector<int32_t> Exponents(const Segment& segment) const = 0;
-  // Of a segment that guesses: are all elements of this host exact at these exponents of its blocks?
+  // Are all elements of this host exact at these exponents of the blocks? Only for a segment that guesses.
   virtual bool IsExactAt(const Segment& segment, std::span<const int32_t> exponents) const = 0;
   // Writes the lanes of a data chunk; returns its flags. `exponents`: the job's, of the segment's blocks.
   virtual uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,

@@ -32,6 +32,13 @@ def ranks():
         one.close()
 
 
+def test_a_closed_one_leaves_its_port():
+    one = SoftwareDataPlane("127.0.0.1", 0, slot_total=16, lanes_per_chunk=360)
+    port = one.port
+    one.close()
+    SoftwareDataPlane("127.0.0.1", port, slot_total=16, lanes_per_chunk=360).close()
+
+
 def job_of(ranks, **changes):
     job = {"job": 7, "epoch": 3, "slot_first": 8, "slot_count": 4}
     return JobSlots(**{**job, **changes}, addresses=tuple(one.getsockname() for one in ranks))
