@@ -8,6 +8,7 @@
 #
 # Needs root, for a network namespace, which it removes.
 set -euo pipefail
+[ "$(id -u)" = 0 ] || { echo "run this as root: it makes a network namespace" >&2; exit 1; }
 
 folder=$(mktemp -d)
 name=keepalive-$$
@@ -79,4 +80,4 @@ ip -n "$name" link set ka-there up
 # A router would stand between: packets go out whether or not anybody is there.
 ip neighbour replace 10.213.7.2 dev ka-here nud permanent lladdr \
   "$(ip -n "$name" -brief link show ka-there | awk '{print $3}')"
-python3 ends.py "$name"
+timeout 120 python3 ends.py "$name"
