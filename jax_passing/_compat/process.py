@@ -1,5 +1,6 @@
 """JAX knows where this process runs: in which cluster, and on which devices."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,6 +17,7 @@ def backend_exists() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
+@functools.cache  # as often as it is called: JAX's function is wrapped once for each check
 def before_devices(check: Callable[[], None]) -> None:
     """Has JAX call `check` before it makes its devices, which it then doesn't make if `check` raises."""
     backends = xla_bridge.backends
