@@ -26,7 +26,7 @@ IDLE, INTERVAL, PROBES, WAIT_S = 1, 1, 3, 15
 
 def seconds_until_lost(*, sends, user_timeout_ms=0):
     """Lets nobody answer an open connection any more. Returns when it is lost; None: it isn't within WAIT_S."""
-    command = "import socket; s = socket.create_server(('10.213.7.2', 4000)); c = s.accept()[0]; print(flush=True); c.recv(9); input()"
+    command = "import socket; socket.setdefaulttimeout(60); s = socket.create_server(('10.213.7.2', 4000)); c = s.accept()[0]; print(flush=True); c.recv(9); input()"
     other = subprocess.Popen(
         ["ip", "netns", "exec", namespace, sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

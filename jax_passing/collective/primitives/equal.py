@@ -51,7 +51,8 @@ def compared(arrays: Sequence[Any], along: Extent, site: Site) -> list[Any]:
 def _has_bits(aval: Any) -> bool:
     """Tells whether the bytes of such an array are those of its elements: not of random keys, nor where an element is
     less than a byte."""
-    return isinstance(aval.dtype, np.dtype) and aval.size > 0 and aval.dtype.itemsize > 0 and element_bits(aval.dtype) >= 8
+    dtype = aval.dtype
+    return isinstance(dtype, np.dtype) and aval.size > 0 and dtype.itemsize > 0 and element_bits(dtype) >= 8
 
 
 def _abstract_eval(*avals: Any, along: Extent, **_: Any) -> tuple[list[Any], set[Any]]:
