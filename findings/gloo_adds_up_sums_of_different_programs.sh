@@ -1,10 +1,11 @@
 #!/bin/bash
 # XLA's collectives on CPU over gloo meet by their order alone. If one process runs a program more than the others, whose
 # sum has the shape of their next one, gloo adds up the two without a word, and all later sums are wrong as well: here
-# process 0 sums a metric of ones before its second step, and process 1 takes that for a gradient of hundreds. XLA knows
-# better: JAX gives each execution a launch id, made of the program's fingerprint and a count, and on TPU a launch id
-# that differs is an error. use_for_jax reads that number, so that such sums never meet and ProgramMismatchError says what
-# each host called. Seen with jax and jaxlib 0.10.2.
+# process 0 sums a metric of ones before its second step, and process 1 takes that for a gradient of hundreds. That breaks
+# JAX's rule that all processes run the same programs in the same order. A launch id, which JAX makes for each execution
+# of the program's fingerprint and a count, could show it, and on TPU a launch id that differs is an error; but gloo
+# doesn't look. use_for_jax does, so that such sums never meet and ProgramMismatchError says what each host called. Seen
+# with jax and jaxlib 0.10.2.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -44,7 +45,7 @@ else:
     total(rows(7))
 PROGRAM
 "$folder/venv/bin/python" -c 'import jax; print("jax", jax.__version__)'
-port=$((20000 + RANDOM % 10000))
+port=$(python3 -c 'import socket; print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])')
 for rank in 0 1; do
   JAX_PLATFORMS=cpu timeout 120 "$folder/venv/bin/python" "$folder/program.py" $rank $port >"$folder/out.$rank" \
     2>"$folder/err.$rank" &

@@ -30,7 +30,8 @@ count = {name: events.count(f"/jax/compilation_cache/{name}") for name in ("cach
 print(f"process {rank}: {count['cache_misses']} written, {count['cache_hits']} found", flush=True)
 PROGRAM
 run() {
-  local port=$((20000 + RANDOM % 10000))
+  local port
+  port=$(python3 -c 'import socket; print(socket.create_server(("127.0.0.1", 0)).getsockname()[1])')
   for rank in 0 1; do
     JAX_PLATFORMS=cpu timeout 120 "$folder/venv/bin/python" "$folder/program.py" $rank $port "$folder/cache" \
       >"$folder/out.$rank" 2>"$folder/err.$rank" &

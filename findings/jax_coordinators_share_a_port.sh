@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # The coordinator of jax.distributed takes its port with SO_REUSEPORT, as gRPC does by default. So a second coordinator
-# on the same machine binds the same port without an error, and the kernel shares the connections between the two: of two
-# runs of two processes each that named one port, process 0 of one and process 1 of the other made a world (once in four
-# tries; else they were aborted, or nothing happened). Seen with jax 0.10.2. This script only shows that the port may be
-# bound again. `jax-passing run` keeps a free port for the coordinator of each run.
+# on the same machine binds the same port without an error, and the kernel shares the connections between the two: where
+# two runs name one port, processes of both may get to one coordinator. Seen with jax 0.10.2. This script shows only that
+# the port may be bound again. `jax-passing run` keeps a free port for the coordinator of each run.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

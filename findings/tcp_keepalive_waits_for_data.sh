@@ -8,6 +8,7 @@
 #
 # Needs root, for a network namespace, which it removes.
 set -euo pipefail
+[ "$(id -u)" = 0 ] || { echo "run this as root: it makes a network namespace" >&2; exit 1; }
 
 folder=$(mktemp -d)
 name=keepalive-$$
@@ -25,7 +26,7 @@ IDLE, INTERVAL, PROBES, WAIT_S = 1, 1, 3, 15
 
 def seconds_until_lost(*, sends, user_timeout_ms=0):
     """Lets nobody answer an open connection any more. Returns when it is lost; None: it isn't within WAIT_S."""
-    command = "import socket; s = socket.create_server(('10.213.7.2', 4000)); c = s.accept()[0]; print(flush=True); c.recv(9); input()"
+    command = "import socket; socket.setdefaulttimeout(60); s = socket.create_server(('10.213.7.2', 4000)); c = s.accept()[0]; print(flush=True); c.recv(9); input()"
     other = subprocess.Popen(
         ["ip", "netns", "exec", namespace, sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -79,4 +80,4 @@ ip -n "$name" link set ka-there up
 # A router would stand between: packets go out whether or not anybody is there.
 ip neighbour replace 10.213.7.2 dev ka-here nud permanent lladdr \
   "$(ip -n "$name" -brief link show ka-there | awk '{print $3}')"
-python3 ends.py "$name"
+timeout 120 python3 ends.py "$name"

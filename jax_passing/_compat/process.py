@@ -1,5 +1,6 @@
 """JAX knows where this process runs: in which cluster, and on which devices."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, cast
@@ -16,6 +17,7 @@ def backend_exists() -> bool:
     return bool(xla_bridge.backends_are_initialized())
 
 
+@functools.cache  # as often as it is called: JAX's function is wrapped once for each check
 def before_devices(check: Callable[[], None]) -> None:
     """Has JAX call `check` before it makes its devices, which it then doesn't make if `check` raises."""
     backends = xla_bridge.backends
@@ -66,3 +68,10 @@ def count() -> int:
 def coordinator() -> Any:
     """Returns this process's connection to the coordinator of `jax.distributed`; None if that isn't initialized."""
     return distributed.global_state.client
+
+
+def told_in(client: Any, folder: str) -> dict[str, str]:
+    """Returns what the coordinator has in this folder, by the rest of the key. Others than our processes may write
+    there: bytes that are no UTF-8, for which JAX's own reading of text raises, are replaced."""
+    found = client.key_value_dir_get_bytes(folder)
+    return {key.rpartition("/")[2]: value.decode(errors="replace") for key, value in found}

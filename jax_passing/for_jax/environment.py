@@ -82,18 +82,24 @@ class _AfterJax(importlib.abc.MetaPathFinder):
 
     def __init__(self, prepare: Callable[[], None]):
         self._prepare = prepare
+        self._is_looking = False
 
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name != "jax":
+        if name != "jax" or self._is_looking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_looking = False
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                self._prepare()
+                if self in sys.meta_path:  # until then: whoever looks for JAX may not import it
+                    sys.meta_path.remove(self)
+                    self._prepare()
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -88,7 +88,7 @@ class Opening(Generic[T]):
         client = self._coordinator()
         try:
             if client is not None:
-                client.blocking_key_value_get(key, _LOOK_MS)
+                client.blocking_key_value_get_bytes(key, _LOOK_MS)  # others may have written it, no text even
                 return True
         except jax.errors.JaxRuntimeError as error:  # none has, or the coordinator is gone
             log.debug("%s isn't told yet: %s", key, error)

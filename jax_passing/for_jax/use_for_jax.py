@@ -47,7 +47,11 @@ def use_for_jax() -> None:
 
 def check_world() -> None:
     """Has JAX check, before it makes its devices, that its collectives will reach other processes, if any are meant."""
-    process.before_devices(lambda: importlib.import_module("jax_passing.for_jax.world").check())
+    process.before_devices(_check_world)
+
+
+def _check_world() -> None:
+    importlib.import_module("jax_passing.for_jax.world").check()
 
 
 def watch_xla() -> None:

@@ -15,7 +15,7 @@ import jax
 import msgspec
 from msgspec import Meta
 
-from jax_passing._compat.process import coordinator
+from jax_passing._compat.process import coordinator, told_in
 from jax_passing.errors import Failure, ProgramMismatchError, names
 from jax_passing.for_jax.groups import Group
 from jax_passing.protocol import keys
@@ -130,7 +130,7 @@ class Waits:
         text = keys.sealed(self._key, f"{self._about}{self._rank}", msgspec.json.encode(mine).decode())
         try:
             client.key_value_set(f"{self._folder}{self._rank}", text, allow_overwrite=True)
-            found = {key.rpartition("/")[2]: text for key, text in client.key_value_dir_get(self._folder)}
+            found = told_in(client, self._folder)
         except jax.errors.JaxRuntimeError as error:  # the coordinator is gone
             log.debug("the hosts can't compare what they wait in: %s", error)
             return {self._rank: mine}

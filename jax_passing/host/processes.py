@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jax_passing._compat.process import coordinator
+from jax_passing._compat.process import coordinator, told_in
 from jax_passing.errors import ConfigError, PassingError
 
 DEADLINE_S = 300.0  # as long as jax.distributed.initialize waits
@@ -128,7 +128,7 @@ def check_devices() -> None:
 
 
 def _said(client: Any, prefix: str) -> dict[int, str]:
-    told = {key.rpartition("/")[2]: text for key, text in client.key_value_dir_get(f"{prefix}/")}
+    told = told_in(client, f"{prefix}/")
     return {int(process): text for process, text in told.items() if re.fullmatch("[0-9]{1,9}", process)}
 
 

@@ -50,8 +50,8 @@ class Executions {
     uint32_t number;
     uint32_t executions = 0;
   };
-  // So many executions of a program in a row may make no call, as those that branch. Numbers have 32 bits, so that
-  // another program's first one is rarely as near.
+  // A program may be executed this many times in a row without a call, as one that branches. Numbers have 32 bits, so
+  // that another program's first one is rarely as near.
   static constexpr uint32_t kSkipped = 1000;
 
   Program Take(uint32_t run_id) {

@@ -38,13 +38,13 @@ def _wide(dtype: Any) -> tuple[np.dtype, int]:
     dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return np.dtype(f"uint{dtype.itemsize * 4}"), 2
-    return np.dtype(f"uint{max(8, _width(dtype))}"), 1
+    return np.dtype(f"uint{max(8, element_bits(dtype))}"), 1
 
 
-def _width(dtype: Any) -> int:
+def element_bits(dtype: np.dtype) -> int:
     """Returns how many bits an element has."""
-    if dtype == np.bool_:
-        return 8
+    if dtype == np.bool_ or jnp.issubdtype(dtype, jnp.complexfloating):
+        return 8 * int(dtype.itemsize)
     if jnp.issubdtype(dtype, jnp.integer):
         return int(jnp.iinfo(dtype).bits)
     if jnp.issubdtype(dtype, jnp.floating):
@@ -63,7 +63,7 @@ def _bits(array: jax.Array) -> jax.Array:
         return array.astype(np.uint8)
     if jnp.issubdtype(dtype, jnp.complexfloating):
         array = jnp.stack([jnp.real(array), jnp.imag(array)], axis=-1)
-    width = _width(array.dtype)
+    width = element_bits(array.dtype)
     bits = jax.lax.bitcast_convert_type(array, jnp.dtype(f"uint{width}"))
     return bits.astype(np.uint8) if width < 8 else bits
 
@@ -74,7 +74,7 @@ def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
     if jnp.issubdtype(dtype, jnp.complexfloating):
         parts = jax.lax.bitcast_convert_type(bits, np.dtype(f"float{jnp.dtype(dtype).itemsize * 4}"))
         return jax.lax.complex(parts[..., 0], parts[..., 1])
-    width = _width(dtype)
+    width = element_bits(dtype)
     narrow = bits.astype(jnp.dtype(f"uint{width}")) if width < 8 else bits
     return jax.lax.bitcast_convert_type(narrow, dtype)
 

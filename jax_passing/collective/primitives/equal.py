@@ -21,7 +21,9 @@ from jax_passing.collective.axes import Extent
 from jax_passing.collective.lowering.hosts_sum import POSITION, HostsSum, describe, group_and_member
 from jax_passing.collective.lowering.order import INT32, BlockOrder
 from jax_passing.collective.naming.sites import Site, type_text
+from jax_passing.collective.primitives.bits import element_bits
 from jax_passing.collective.runtime import platforms
+from jax_passing.collective.runtime.evaluation import evaluate
 from jax_passing.collective.runtime.handlers import register_ffi
 from jax_passing.config import RANKS_MAX
 
@@ -40,7 +42,7 @@ def compared(arrays: Sequence[Any], along: Extent, site: Site) -> list[Any]:
     which = [i for i, array in enumerate(arrays) if _has_bits(jax.typeof(array))]
     if which:
         site = replace(site.only(which), function="comparison", strategy="passing", wire="full")
-        given = passing_equal_p.bind(*(arrays[i] for i in which), along=along, vmapped=False, site=site)
+        given = passing_equal_p.bind(*(arrays[i] for i in which), along=along, site=site)
         for i, each in zip(which, given, strict=True):
             results[i] = each
     return results
@@ -49,13 +51,8 @@ def compared(arrays: Sequence[Any], along: Extent, site: Site) -> list[Any]:
 def _has_bits(aval: Any) -> bool:
     """Tells whether the bytes of such an array are those of its elements: not of random keys, nor where an element is
     less than a byte."""
-    return isinstance(aval.dtype, np.dtype) and aval.size > 0 and aval.dtype.itemsize > 0 and _bits(aval.dtype) >= 8
-
-
-def _bits(dtype: np.dtype) -> int:
-    if jax.numpy.issubdtype(dtype, np.integer):
-        return int(jax.numpy.iinfo(dtype).bits)
-    return int(jax.numpy.finfo(dtype).bits) if jax.numpy.issubdtype(dtype, np.floating) else 8
+    dtype = aval.dtype
+    return isinstance(dtype, np.dtype) and aval.size > 0 and dtype.itemsize > 0 and element_bits(dtype) >= 8
 
 
 def _abstract_eval(*avals: Any, along: Extent, **_: Any) -> tuple[list[Any], set[Any]]:
@@ -76,13 +73,13 @@ def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, alon
     return passing_equal_p.bind(*operands, along=along, **params), dims
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *leaves: Any, along: Extent, vmapped: bool, site: Site) -> Sequence[Any]:
+def _lower(ctx: mlir.LoweringRuleContext, *leaves: Any, along: Extent, site: Site) -> Sequence[Any]:
     scope = along.scope
     total = describe(
         ctx,
         axes=along.axes,
         over_hosts=along.over_hosts,
-        vmapped=vmapped,
+        vmapped=False,
         world_size=scope.world_size,
         device_ranks=0,
         op="max",
@@ -112,18 +109,8 @@ def _leave(ctx: mlir.LoweringRuleContext, *leaves: Any, **_: Any) -> Sequence[An
     return leaves
 
 
-@functools.lru_cache(maxsize=1024)
-def _jitted(**params: Any) -> Any:
-    return jax.jit(functools.partial(passing_equal_p.bind, **params))
-
-
-def _evaluate(*leaves: Any, **params: Any) -> Any:
-    with jax.disable_jit(False):
-        return _jitted(**params)(*leaves)
-
-
 jaxprs.summing.add(passing_equal_p)
-passing_equal_p.def_impl(_evaluate)
+passing_equal_p.def_impl(functools.partial(evaluate, passing_equal_p))
 passing_equal_p.def_effectful_abstract_eval(_abstract_eval)
 ad.primitive_jvps[passing_equal_p] = _jvp
 ad.primitive_transposes[passing_equal_p] = _transpose

@@ -19,6 +19,10 @@ from jax_passing.switch.jobs.numbers import Numbers
 
 log = logging.getLogger("jax_passing.switch")
 
+# Why a host is gone without a word: one that ends by an exception, Ctrl-C among them, says so itself.
+CRASHED = "It was killed or crashed"
+STANDS_STILL = "It stands still, died, or its network was cut"
+
 JOBS_MAX = 4096  # remembered ones, for their numbers
 
 
@@ -245,7 +249,7 @@ class JobTable:
             self._end(epoch, Event.LAST_GONE)
         self._prepare_announced(epoch)
 
-    def gone(self, epoch: Epoch, member: Member, rank: int, reason: str) -> None:
+    def gone(self, epoch: Epoch, member: Member, rank: int, reason: str, likely: str = CRASHED) -> None:
         """One rank is gone: that ends a running epoch, and lets another host take it in one that forms."""
         if epoch.state in (State.FORMING, State.PREPARING):
             log.info("%s: rank %d %s", epoch, rank, reason)
@@ -253,20 +257,18 @@ class JobTable:
             if not member.rack:
                 member.connection.close()
         elif epoch.state is State.RUNNING and rank not in epoch.left:
-            self._fail_lost(epoch, f"Rank {rank} {reason}", [rank])
+            self._fail_lost(epoch, f"Rank {rank} {reason}", likely, [rank])
 
-    def lose(self, epoch: Epoch, member: Member, reason: str) -> None:
-        """A member is gone, with all of its ranks."""
+    def lose(self, epoch: Epoch, member: Member, reason: str, likely: str = CRASHED) -> None:
+        """A member is gone, with all of its ranks. `likely`: why, for people."""
         if epoch.state in (State.FORMING, State.PREPARING):
             for rank in sorted(member.ranks):
-                self.gone(epoch, member, rank, reason)
+                self.gone(epoch, member, rank, reason, likely)
             member.connection.close()
         elif epoch.state is State.RUNNING and (remaining := member.remaining()):
-            self._fail_lost(epoch, f"{member.at_start} {reason}", remaining)
+            self._fail_lost(epoch, f"{member.at_start} {reason}", likely, remaining)
 
-    def _fail_lost(self, epoch: Epoch, what: str, ranks: Collection[int]) -> None:
-        # A host that ends by an exception, Ctrl-C among them, says so itself.
-        likely = "It stands still, died, or its network was cut" if "silent" in what else "It was killed or crashed"
+    def _fail_lost(self, epoch: Epoch, what: str, likely: str, ranks: Collection[int]) -> None:
         message = (
             f"{what} ({epoch}, world size {epoch.world_size}). {likely}: look at its log. Then call jax_passing.init "
             "again on every host."
@@ -338,7 +340,7 @@ class JobTable:
             if epoch.state is not State.RUNNING:
                 return
             if member is not source and member.remaining() and not member.connection.send(relay):
-                self.lose(epoch, member, "stopped reading what rank 0 sends")
+                self.lose(epoch, member, "stopped reading what rank 0 sends", STANDS_STILL)
         uplink = epoch.uplink
         if uplink is not None and uplink is not source and not uplink.send(relay):
             self.parent_lost(epoch, "it stopped reading what rank 0 sends")

@@ -15,6 +15,7 @@ from jax_passing.protocol.outside import Connection, Timer, UnreadError
 from jax_passing.switch.jobs.admission import RefusalError
 from jax_passing.switch.jobs.epoch_states import State
 from jax_passing.switch.jobs.epochs import Member
+from jax_passing.switch.jobs.jobs import CRASHED, STANDS_STILL
 from jax_passing.switch.meetings.seats import Seat
 from jax_passing.switch.server.control_plane import ControlPlane
 
@@ -223,7 +224,7 @@ class MemberConversation:
                 "rank. It stood still, or its network was cut. Call jax_passing.init again."
             )
             self._connection.send(messages.Refused(JoinError.__name__, text))
-        self._end(reason)
+        self._end(reason, STANDS_STILL)
 
     def _on_silence(self) -> None:
         self._refuse_to_understand(msgspec.DecodeError(f"its first message hasn't come within {FIRST_MESSAGE_S:g} s"))
@@ -244,7 +245,7 @@ class MemberConversation:
         log.warning("closing the connection of %s: %s", self._connection.name, error)
         self._end("sent a message that the switch doesn't understand")
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, likely: str = CRASHED) -> None:
         assert self._connection is not None
         self._is_over = True
         if self._has_entered:
@@ -262,7 +263,7 @@ class MemberConversation:
             for inquiry in list(member.inquiries):
                 inquiry.cancel()
             if member.epoch is not None:
-                self._jobs.lose(member.epoch, member, reason)
+                self._jobs.lose(member.epoch, member, reason, likely)
         self._connection.close()
 
 

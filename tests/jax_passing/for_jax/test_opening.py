@@ -5,7 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from jax_passing.for_jax import opening as module
 from jax_passing.for_jax.opening import Once, Opening
+from support.jax.coordinator import coordinator_of_one
 
 THREADS = 8
 
@@ -49,3 +51,14 @@ def test_a_process_without_others_waits_for_nobody_at_its_end():
     opening.listen(0, 1)
     opening.end(lambda: None)
     assert opening.get() is opening.get()
+
+
+def test_a_process_opens_when_told_though_by_bytes_that_are_no_text(monkeypatch):
+    opened = threading.Event()
+    with coordinator_of_one() as client:
+        monkeypatch.setattr(module, "coordinator", lambda: client)
+        client.key_value_set_bytes(module._OPENS, b"\xff")
+        opening = Opening(opened.set)
+        opening.listen(0, 2)
+        assert opened.wait(10)
+        opening.end(lambda: None)

@@ -1,6 +1,8 @@
 """`use_for_jax` and JAX_PASSING_FOR_JAX choose our library, unless something else is chosen."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -44,6 +46,47 @@ def test_the_variable_leaves_another_choice_alone(variables, capsys):
     assert NAMES[0] not in variables
     assert variables[NAMES[1]] == "gloo"
     assert f"JAX_PASSING_FOR_JAX has no effect: {NAMES[1]} is 'gloo'" in capsys.readouterr().err
+
+
+def test_whoever_looks_for_jax_first_changes_nothing():
+    """transformers asks whether JAX is there. JAX is prepared when it is imported nevertheless, and once."""
+    program = """
+import importlib.util, sys
+from jax_passing.for_jax import environment
+environment.at_start()
+begun = len(sys.meta_path)
+assert importlib.util.find_spec("jax") and importlib.util.find_spec("jax") and "jax" not in sys.modules
+import jax
+from jax._src.clusters import ClusterEnv
+assert importlib.util.find_spec("jax") is jax.__spec__
+print([kind.__module__ for kind in ClusterEnv._cluster_types].count("jax_passing._compat.cluster"))
+print([type(finder).__name__ for finder in sys.meta_path].count("_AfterJax"))
+print("jax_passing.for_jax.use_for_jax" in sys.modules)
+"""
+    environ = {"PATH": os.environ["PATH"], "JAX_PLATFORMS": "cpu", "JAX_PASSING_FOR_JAX": "1"}
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {sys.path!r}{program}"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert found.stdout.split() == ["1", "0", "True"]
+
+
+def test_devices_are_checked_once(monkeypatch):
+    made, checked = [], []
+    monkeypatch.setattr(process.xla_bridge, "backends", lambda: made.append(0))
+    monkeypatch.setattr(process.xla_bridge, "backends_are_initialized", lambda: False)
+
+    def check():
+        checked.append(0)
+
+    for _ in range(3):
+        process.before_devices(check)
+    process.xla_bridge.backends()
+    assert (made, checked) == ([0], [0])
 
 
 @pytest.fixture

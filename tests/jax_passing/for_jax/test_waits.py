@@ -9,6 +9,7 @@ from jax_passing.for_jax import waits
 from jax_passing.for_jax.groups import Group
 from jax_passing.for_jax.waits import Wait, Waits
 from jax_passing.protocol import keys
+from support.jax.coordinator import coordinator_of_one
 
 GROUP, HOSTS = 5, (0, 1, 2)  # each has a device, but the first two
 KEY = bytes(range(32))
@@ -25,8 +26,8 @@ class Coordinator:
         assert allow_overwrite
         self.values[key] = value
 
-    def key_value_dir_get(self, folder):
-        return [(key, value) for key, value in self.values.items() if key.startswith(folder)]
+    def key_value_dir_get_bytes(self, folder):
+        return [(key, value.encode()) for key, value in self.values.items() if key.startswith(folder)]
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +139,17 @@ def test_without_a_coordinator_nothing_is_compared(coordinator, monkeypatch):
     assert stalled(host(1), 3, SUM) is None
     monkeypatch.setattr(waits, "coordinator", lambda: None)
     assert stalled(host(1), 3, SUM) is None
+
+
+def test_bytes_that_are_no_text_end_no_job(monkeypatch):
+    """Nor do they hide what the others told, though JAX's own client can't read them as text."""
+    with coordinator_of_one() as client:
+        monkeypatch.setattr(waits, "coordinator", lambda: client)
+        client.key_value_set_bytes("jax_passing/waits/job/2", b"\xff")
+        with pytest.raises(UnicodeDecodeError):
+            client.key_value_dir_get("jax_passing/waits/job/")
+        assert stalled(host(0), 3, SUM) is None
+        assert stalled(host(1), 3, MAX).kind == "ProgramMismatchError"
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["without a key", "with a key"])

@@ -1,10 +1,13 @@
 """Processes hear of each other by a coordinator that others may reach: nonsense is an error by name."""
 
+import hashlib
+
 import jax
 import pytest
 
 from jax_passing.errors import JoinError
 from jax_passing.host import processes
+from support.jax.coordinator import coordinator_of_one
 
 
 class Coordinator:
@@ -19,8 +22,8 @@ class Coordinator:
     def wait_at_barrier(self, prefix, timeout_ms, who):
         self._values |= {f"{prefix}/{process}": text for process, text in self._changes.items()}
 
-    def key_value_dir_get(self, folder):
-        return [(key, value) for key, value in self._values.items() if key.startswith(folder)]
+    def key_value_dir_get_bytes(self, folder):
+        return [(key, value.encode()) for key, value in self._values.items() if key.startswith(folder)]
 
 
 @pytest.fixture
@@ -37,6 +40,19 @@ def coordinator(monkeypatch):
 def test_others_than_the_processes_say_nothing(coordinator):
     coordinator({"1": "one", "2": "two", "x": "", "9" * 5000: ""})
     assert processes.told("a test", "zero", [0, 1], JoinError) == {0: "zero", 1: "one"}
+
+
+def test_bytes_that_are_no_text_are_named_where_they_matter(monkeypatch):
+    with coordinator_of_one() as client:
+        monkeypatch.setattr(processes, "coordinator", lambda: client)
+        for number in range(2):
+            folder = f"jax_passing/{hashlib.sha256(b'a test [0]').hexdigest()[:32]}/{number}"
+            client.key_value_set_bytes(f"{folder}/7", b"\xff")
+            assert processes.told("a test", "\u20ac", [0], JoinError) == {0: "\u20ac"}
+        monkeypatch.setattr(jax, "process_index", lambda: 1)  # and 0 says the bytes
+        with pytest.raises(JoinError, match="has something else from process 0"):
+            client.key_value_set_bytes(f"{folder[:-1]}2/0", b"\xff")
+            processes.told_unless_refused("a test", "do this", 5, [0], JoinError)
 
 
 def test_what_is_lost_is_named(coordinator):

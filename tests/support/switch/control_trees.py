@@ -65,11 +65,11 @@ async def kill(switch):
     await switch.server._server.wait_closed()
 
 
-async def spoken(root):
-    """A job of two: rank 0 at the root, rank 1 behind a rack's switch for which the test speaks."""
+async def spoken(root, name="far:1"):
+    """A job of two: rank 0 at the root, rank 1 behind a rack's switch of that name, for which the test speaks."""
     first = await root.join(0, 2)
     rack = await root.connect()
-    rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242))
+    rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", name, 4242))
     rack.send(messages.RankJoin(1, 2, "i", "h", 1, {}, 9.0, 9.0, 256, 360, False, ("r",)))
     assert messages.decode_from_parent(await rack.reader.readline()) == messages.Prepare(1, 256, 360, False, (1,))
     rack.send(messages.Prepared(1))

@@ -215,6 +215,7 @@ async def test_a_silent_host_is_lost_everywhere_and_racks_are_not(tree, root, le
             answer = await host.receive()
         await asyncio.sleep(0.05)
     assert (answer.kind, answer.ranks) == ("HostLostError", (3,))
+    assert "It stands still, died, or its network was cut: look at its log." in answer.message
 
 
 @in_tree(racks=0, lease_s=LEASE_S)
@@ -227,3 +228,13 @@ async def test_a_silent_rack_is_lost_when_its_lease_ends(tree, root):
         await asyncio.sleep(0.05)
     assert (answer.kind, answer.ranks) == ("HostLostError", (1,))
     assert f"The switch at far:1 (rank 1) was silent for {LEASE_S:g} s" in answer.message
+
+
+@in_tree(racks=0)
+async def test_the_likely_cause_doesnt_come_from_a_name(tree, root):
+    first, rack = await spoken(root, "silent:1")
+    rack.writer.close()
+    answer = await first.receive()
+    assert answer.kind == "HostLostError"
+    assert answer.message.startswith("The switch at silent:1 (rank 1) closed its connection")
+    assert "It was killed or crashed: look at its log." in answer.message
