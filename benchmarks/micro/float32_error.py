@@ -12,6 +12,7 @@ other, as rings do.
 
 import jax
 import numpy as np
+
 import train_gpt2
 from models import gpt2
 
