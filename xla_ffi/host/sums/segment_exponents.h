@@ -27,7 +27,7 @@
 
 namespace passing {
 
-// A number has at most this many bits, its sign among them: the seal of a checked sum (sum_check.h) has room for no more.
+// The numbers have at most this many bits, sign and all: the seal of a checked sum has room for no more (sum_check.h).
 inline constexpr int kNumberBits = 22;
 
 // A small sum guesses its blocks' exponents from another sum of its site, which has this execution and step.
