@@ -96,7 +96,7 @@ def made(stages, width, microbatches, schedule, stages_per_device=1):
 @pytest.mark.parametrize(
     ("stages", "width", "microbatches", "schedule", "stages_per_device"),
     [
-        (1, 1, 1, "1f1b", 1),
+        pytest.param(1, 1, 1, "1f1b", 1, marks=pytest.mark.slow),
         (2, 2, 3, "gpipe", 1),
         (3, 2, 4, "1f1b", 1),
         (4, 1, 2, "zb-h1", 1),
