@@ -32,6 +32,11 @@ inline float WidenFloat16(uint16_t half) {
   return std::bit_cast<float>(bits | uint32_t{half & 0x8000u} << 16);
 }
 
+// NaN keeps what its payload has in the upper bits; without any of these it would be an infinity.
+inline uint32_t NaNOf(uint32_t infinity, uint32_t payload, uint32_t quiet) {
+  return infinity | payload | Select(payload == 0, quiet, 0u);
+}
+
 // Rounds once.
 inline uint16_t NarrowFloat16(float x) {
   const auto all = std::bit_cast<uint32_t>(x);
@@ -41,7 +46,7 @@ inline uint16_t NarrowFloat16(float x) {
   const uint32_t denormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3F000000;
   uint32_t bits = Select(magnitude < (113u << 23), denormal, normal);
   bits = Select(magnitude >= 0x477FF000, 0x7C00u, bits);  // from 65520 = 2^16 - 2^4 on: infinity
-  bits = Select(magnitude > 0x7F800000, 0x7E00u | (magnitude >> 13 & 0x1FF), bits);  // NaN keeps its payload
+  bits = Select(magnitude > 0x7F800000, NaNOf(0x7C00, magnitude >> 13 & 0x3FF, 0x200), bits);
   return static_cast<uint16_t>(bits | (all >> 16 & 0x8000));
 }
 
@@ -51,8 +56,8 @@ inline float WidenBFloat16(uint16_t half) { return std::bit_cast<float>(uint32_t
 inline uint16_t NarrowBFloat16(float x) {
   const auto all = std::bit_cast<uint32_t>(x);
   const uint32_t magnitude = all & 0x7FFFFFFF;
-  // NaN keeps its payload.
-  const uint32_t bits = Select(magnitude > 0x7F800000, magnitude >> 16 | 0x40, RoundMagnitude<16>(magnitude) >> 16);
+  const uint32_t bits =
+      Select(magnitude > 0x7F800000, NaNOf(0x7F80, magnitude >> 16 & 0x7F, 0x40), RoundMagnitude<16>(magnitude) >> 16);
   return static_cast<uint16_t>(bits | (all >> 16 & 0x8000));
 }
 
