@@ -165,6 +165,7 @@ def test_stages_are_functions_that_jax_jits():
     np.testing.assert_allclose(outputs[0], plain(*PLAIN), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_shapes_suffice():
     loss, params, batch = deep(layers=24, width=64)
     shapes = jax.eval_shape(lambda: (params, batch))

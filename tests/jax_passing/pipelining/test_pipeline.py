@@ -132,6 +132,7 @@ def test_schedules_agree_to_the_bit():
         np.testing.assert_array_equal(leaves[0], leaves[2])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_fast")
 def test_a_differential_equation_whose_times_are_a_constant():
     """Its derivative indexes the constant with a traced index, which a NumPy array doesn't take."""
@@ -172,6 +173,7 @@ def test_aux_that_isnt_of_floating_point_is_the_last_microbatchs():
     assert aux["key"] == batch["key"][3]
 
 
+@pytest.mark.slow
 def test_gradients_are_sharded_as_their_parameters_are():
     run, params, batch = made(2, 2, 2, "1f1b")
     sharding = jax.sharding.NamedSharding(run.mesh, jax.sharding.PartitionSpec("data"))
@@ -181,6 +183,7 @@ def test_gradients_are_sharded_as_their_parameters_are():
     same((value, gradients), expected(params, batch, 4))
 
 
+@pytest.mark.slow
 def test_arguments_may_lie_on_a_mesh_with_explicit_axes():
     params, batch = arguments(4)
     mesh = jax.make_mesh((2, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
