@@ -172,7 +172,7 @@ class Settings:
     """Whether hosts check that results are the sums of what all hosts sent; None: they do if a key is set, and some
     switch can't check packets' tags."""
     check_equal: Annotated[bool, Meta(description="true or false")] = True
-    """Whether hosts compare what their programs take for equal, such as parameters, where it first comes."""
+    """Hosts compare the values that their programs take for equal, such as parameters, where these first come."""
     axis_name: Annotated[tuple[str, ...], parsed(axis_names)] = ()
     """The axes of local meshes, pmap or vmap that continue over the hosts."""
     world_size_min: Annotated[int, integer(1, RANKS_MAX)] | None = None

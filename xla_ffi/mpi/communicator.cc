@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::seconds kLook{1};
-// Who looks so rarely instead stood still (SIGSTOP, a paused machine): its patience begins anew.
+// A process that looks so rarely instead stood still (SIGSTOP, a paused machine): its patience begins anew.
 constexpr std::chrono::seconds kStoodStill{3};
 // A transport whose sum stalls knows more than we do: its own deadline comes first.
 constexpr double kGrace_s = 2;

@@ -64,7 +64,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
 
 
 def _transpose(cotangents: Sequence[Any], *leaves: Any, **_: Any) -> list[Any]:
-    # Of a cast in a rule of jax.custom_jvp, which is given tangents.
+    # A cast in a rule of jax.custom_jvp is given tangents.
     return [ct if ad.is_undefined_primal(leaf) else None for ct, leaf in zip(cotangents, leaves, strict=True)]
 
 

@@ -14,7 +14,7 @@ namespace {
 
 using Rank = std::vector<uint64_t>;  // the digests of its leaves
 
-// What all find out if these are the devices of ranks 0, 1 and so on, one each, or as `ranks` says.
+// All devices find this out if they are those of ranks 0, 1 and so on, one each, or as `ranks` says.
 std::optional<Failure> Found(const Equality& equality, const std::vector<Rank>& devices,
                              std::vector<uint32_t> ranks = {}) {
   std::vector<int32_t> maxima(equality.lane_count(), INT32_MIN);

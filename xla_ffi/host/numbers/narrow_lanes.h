@@ -13,14 +13,13 @@
 //   f) <= 1/4, f = y - floor(y); ranks and elements have independent r. So the sum is off by less than H (1 + 2^-17) M
 //   / Q, and by 0.5 sqrt(H) M / Q root mean square. Decoding: M / Q and its product with the sum of q in double are off
 //   by 2^-52 of it; that is rounded to float32, and where the dtype is narrower once more: half a step of the dtype,
-//   and 2^-24 of it for the double rounding. M has 4 significant bits, as
-//   it is up to 1/8 above the largest |x| then, on average 1.06 times; with one bit it would be up to twice it, on
-//   average 1.44 times: half a bit of 4 or 8.
-//   To nearest. A sum whose caller takes the residuals adds them to what it sends next, so no error is lost, and need
-//   not be 0 on average; but what is kept back must not grow. There r is 2^15, so |q - y| <= 1/2 + 2^-17, and a
-//   residual is at most M / 2Q. With c M the largest number of 4 bits for what is sent next, c = 9/8, and elements up
-//   to G, M' <= c (G + M / 2Q): so M stays below 18/7 G even where Q is 1. With random bits a residual would be up to M
-//   / Q, and where Q is 1 (int4, from 4 ranks on) M would grow by G with each sum.
+//   and 2^-24 of it for the double rounding. M has 4 significant bits, as it is up to 1/8 above the largest |x| then,
+//   on average 1.06 times; with one bit it would be up to twice it, on average 1.44 times: half a bit of 4 or 8. To
+//   nearest. A sum whose caller takes the residuals adds them to what it sends next, so no error is lost, and need not
+//   be 0 on average; but what is kept back must not grow. There r is 2^15, so |q - y| <= 1/2 + 2^-17, and a residual is
+//   at most M / 2Q. With c M the largest number of 4 bits for what is sent next, c = 9/8, and elements up to G, M' <= c
+//   (G + M / 2Q): so M stays below 18/7 G even where Q is 1. With random bits a residual would be up to M / Q, and
+//   where Q is 1 (int4, from 4 ranks on) M would grow by G with each sum.
 #ifndef XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
 #define XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <type_traits>
 
 #include "host/numbers/fixed_point.h"

@@ -29,7 +29,7 @@ SumCheck::Chunk ChunkPackets::ToCheck(const PlacedSegment& placed, uint32_t chun
           .may_wrap = placed.sum->lanes_may_wrap()};
 }
 
-// Of an exponent chunk.
+// The chunk carries exponents.
 uint32_t ChunkPackets::NumberCount(const PlacedSegment& placed, uint32_t chunk) const {
   return placed.exponents.NumberCount(placed.sum->plan().ExponentRange(placed.segment(), chunk));
 }
@@ -108,7 +108,8 @@ bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position)
 const uint8_t* ChunkPackets::Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes,
                                     uint8_t* scratch) const {
   if (check_) {
-    for (uint32_t i = 0; i < NumberCount(placed, chunk); ++i) {
+    const uint32_t count = NumberCount(placed, chunk);
+    for (uint32_t i = 0; i < count; ++i) {
       const uint8_t* sealed = lanes + 4 * size_t{SumCheck::kNumberLanes} * i;
       const auto number = check_->OpenNumber(placed.PositionOf(chunk), i, sealed);
       if (!number) return nullptr;

@@ -90,7 +90,7 @@ void SegmentExponents::Take(const ChunkRange& blocks, const uint8_t* lanes) {
   size_t count = 0;
   const auto load = [&] { return wire::LoadLane(lanes, count++); };
   const auto world_size = static_cast<int32_t>(world_size_);
-  if (guesses_) of_job_ = exponents_;
+  if (guesses_) of_job_.resize(blocks.count);
   for (uint64_t i = blocks.first; i < blocks.first + blocks.count; ++i) {
     const auto highest = static_cast<int32_t>(load());
     const bool from_one_rank = per_block_ == 2 && load() == Negated(highest);

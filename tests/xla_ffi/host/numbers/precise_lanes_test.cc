@@ -83,7 +83,7 @@ TEST_P(PreciseWorldSize, sumsAreRoundedOnceWithinTheirBound) {
   }
 }
 
-// What a small sum is for: numbers that have nothing to do with each other, beside each other.
+// A small sum may have numbers beside each other that have nothing to do with each other.
 TEST(PreciseLanes, aNumberIsNotLostBesideItsNeighbours) {
   const std::vector<float> elements{1e12f, 1e-4f, 3, 3e38f, -1e-40f};
   for (const uint32_t ranks : {2u, 64u, kMaxWorldSize}) {
