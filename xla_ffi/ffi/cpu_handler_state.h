@@ -24,6 +24,20 @@ struct CpuState {
   std::shared_ptr<Equality> equality;   // null where nothing is compared
 };
 
+// Binds what all custom calls that sum begin with: an instance's state, the execution and the device; the device's
+// group and member, the number by which calls are ordered, and arrays. Each returns the next such number first.
+inline auto BindSum() {
+  namespace ffi = xla::ffi;
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<CpuState>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::BufferR1<ffi::S32>>()
+      .Arg<ffi::BufferR0<ffi::S32>>()
+      .RemainingArgs()
+      .Ret<ffi::BufferR0<ffi::S32>>();
+}
+
 }  // namespace passing
 
 #endif  // XLA_FFI_FFI_CPU_HANDLER_STATE_H_

@@ -83,17 +83,7 @@ ffi::ErrorOr<std::unique_ptr<CpuState>> Make(std::string_view spec, std::string_
   return state;
 }
 
-constexpr auto kEqual = [] {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::State<CpuState>>()
-      .Ctx<ffi::RunId>()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Arg<ffi::BufferR1<ffi::S32>>()
-      .Arg<ffi::BufferR0<ffi::S32>>()
-      .RemainingArgs()
-      .Ret<ffi::BufferR0<ffi::S32>>()
-      .To(Equal);
-};
+constexpr auto kEqual = [] { return BindSum().To(Equal); };
 constexpr auto kMake = [] {
   return ffi::Ffi::BindInstantiate().Attr<std::string_view>("spec").Attr<std::string_view>("leaves").To(Make);
 };

@@ -166,18 +166,7 @@ ffi::Future Take(int32_t device, std::string_view name, Token token, ffi::Remain
   return future;
 }
 
-constexpr auto kStart = [] {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::State<CpuState>>()
-      .Ctx<ffi::RunId>()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Arg<ffi::BufferR1<ffi::S32>>()
-      .Arg<ffi::BufferR0<ffi::S32>>()
-      .RemainingArgs()
-      .Ret<ffi::BufferR0<ffi::S32>>()
-      .Ret<Token>()
-      .To(Start);
-};
+constexpr auto kStart = [] { return BindSum().Ret<Token>().To(Start); };
 constexpr auto kKeep = [] {
   return ffi::Ffi::Bind()
       .Ctx<ffi::State<CpuState>>()

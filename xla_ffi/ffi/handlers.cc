@@ -75,18 +75,7 @@ ffi::Error WorldSize(Number result) {
 // The compiler lets operands and results share their buffers, as it is told.
 ffi::Error Hold(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
 
-constexpr auto kPsum = [] {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::State<CpuState>>()
-      .Ctx<ffi::RunId>()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Arg<ffi::BufferR1<ffi::S32>>()
-      .Arg<ffi::BufferR0<ffi::S32>>()
-      .RemainingArgs()
-      .Ret<ffi::BufferR0<ffi::S32>>()
-      .RemainingRets()
-      .To(Execute);
-};
+constexpr auto kPsum = [] { return BindSum().RemainingRets().To(Execute); };
 constexpr auto kVisit = [] {
   return ffi::Ffi::Bind()
       .Ctx<ffi::State<CpuState>>()
