@@ -41,7 +41,7 @@ OTHER = {"a": ONES["a"], "b": np.array([1, 1, 1, 1, 1, 2, 1, 1], np.int8)}
 
 def test_the_first_call_of_a_session_compares(session):
     f = mapped(cast, check_vma=False)
-    f(ONES)
+    jax.block_until_ready(f(ONES))
     assert session.stats()["sums_completed"] == 1
     jax.block_until_ready(f(OTHER))  # later calls don't
     assert session.stats()["sums_completed"] == 1
