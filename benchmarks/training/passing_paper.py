@@ -4,8 +4,8 @@
 
 PASSING (Yu, Gu, Zhou, Wang: Acta Electronica Sinica 2025(8), 2636-2648) claims up to 65.25 % better training than with
 a parameter server. Its abstract states neither models nor hosts, devices and links. So this draws the speed-up over the
-hosts for several models and devices per host, and finds how fast devices are at which it is 65.25 %. SimGrid gives the
-sums' times on links; processors take none, as if GPUs, network cards and switches did all that they do.
+hosts for several models and devices per host, and finds how fast devices are at which it is 65.25 %. Links alone
+take time; processors take none, as if GPUs, network cards and switches did all that they do.
 """
 
 import argparse

@@ -85,7 +85,7 @@ def simulate(
     as_json: Annotated[bool, typer.Option("--json", help="Print the predictions as JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw curves over the hosts into this file, PNG or SVG.")] = None,
 ) -> None:
-    """Simulate sums, or training, on up to 4096 hosts. Needs SimGrid."""
+    """Simulate sums, or training, on up to 4096 hosts."""
     from rich.console import Console
 
     from jax_passing.commands import simulate_table

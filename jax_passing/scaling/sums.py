@@ -4,10 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_passing.errors import ConfigError
-from jax_passing.scaling import engine
 from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.schemes import SCHEMES, Scheme
-from jax_passing.scaling.traffic import SIMULATED_BYTES
+from jax_passing.scaling.schemes import SCHEMES
 
 
 @dataclass(frozen=True)
@@ -43,21 +41,18 @@ def simulate_sums(
 ) -> list[list[SimulatedSum]]:
     """Simulates each scheme on each cluster. Schemes that a cluster can't have are left out.
 
-    Returns the sums of each cluster. Raises ConfigError for an unknown scheme, or if SimGrid isn't installed.
+    Returns the sums of each cluster. Raises ConfigError for an unknown scheme.
     """
     for name in schemes:
         if name not in SCHEMES:
             raise ConfigError(f"There is no scheme {name!r}. Take some of {', '.join(SCHEMES)}.")
-    built: list[tuple[int, str, Scheme]] = []
-    for number, cluster in enumerate(clusters):
+    found: list[list[SimulatedSum]] = []
+    for cluster in clusters:
+        found.append([])
         for name in schemes:
             if (scheme := SCHEMES[name][0](cluster)) is not None:
-                built.append((number, name, scheme))
-    durations_s = iter(engine.durations_s([phase.problem() for _, _, scheme in built for phase in scheme.phases]))
-    found: list[list[SimulatedSum]] = [[] for _ in clusters]
-    for number, name, scheme in built:
-        s_per_byte = sum(next(durations_s) for _ in scheme.phases) / SIMULATED_BYTES
-        bound = max(phase.slowest() for phase in scheme.phases)[1]
-        link_bytes = sum(phase.link_bytes for phase in scheme.phases)
-        found[number].append(SimulatedSum(name, clusters[number], scheme.waits_s, s_per_byte, link_bytes, bound))
+                s_per_byte = sum(phase.duration_s() for phase in scheme.phases)
+                bound = max(phase.slowest() for phase in scheme.phases)[1]
+                link_bytes = sum(phase.link_bytes for phase in scheme.phases)
+                found[-1].append(SimulatedSum(name, cluster, scheme.waits_s, s_per_byte, link_bytes, bound))
     return found

@@ -5,16 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.engine import Flow, Problem, Resource
+from jax_passing.scaling.fair_shares import Resource, duration_s
 
 HOST_LINK, RACK_LINK, SERVER_LINK = "the host's link", "the rack's link", "the server's link"
 HOST_PROCESSOR, SWITCH_PROCESSOR = "the host's processor", "the switch's processor"
 SHARED_PROCESSORS, IN_HOST, WINDOW = "the shared processors", "links inside the host", "the window of slots"
 TCP_UNDER_LOSS = "TCP under loss"
-
-SIMULATED_BYTES = 1 << 40
-"""Size of the sum that is simulated. Flows that begin together take time in proportion to their size, so one size tells
-all; this one is large, as SimGrid counts whole bytes."""
 
 
 @dataclass
@@ -75,9 +71,9 @@ class Traffic:
         """Lets something beside the links take `load` bytes of the sum. One stands for all that are alike."""
         self.send(load, [self._resource((what, 0), capacity)])
 
-    def problem(self) -> Problem:
-        flows = [Flow(max(1, round(size * SIMULATED_BYTES)), route) for size, route in self.flows]
-        return Problem(self.capacities, flows)
+    def duration_s(self) -> float:
+        """Returns how long the flows take for a sum of one byte."""
+        return duration_s(self.capacities, self.flows)
 
     @property
     def link_bytes(self) -> float:

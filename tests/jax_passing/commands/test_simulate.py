@@ -7,9 +7,6 @@ from typer.testing import CliRunner
 
 from jax_passing.commands import cli
 from jax_passing.errors import ConfigError
-from support.simgrid import needs_simgrid
-
-pytestmark = needs_simgrid
 
 
 def simulate(*options):

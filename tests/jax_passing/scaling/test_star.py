@@ -4,9 +4,6 @@ from dataclasses import dataclass
 
 from jax_passing.scaling.cluster import SimulatedCluster
 from jax_passing.scaling.sums import simulate_sums
-from support.simgrid import needs_simgrid
-
-pytestmark = needs_simgrid
 
 TOLERANCE = 0.10
 CORES = 2  # for all hosts and switches of the star
