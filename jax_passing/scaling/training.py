@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import ConfigError
 from jax_passing.scaling import timeline
 from jax_passing.scaling.models import Model
@@ -17,11 +16,10 @@ class Training:
     """Describes a training.
 
     Attributes:
-      model: its layers.
+      model: its computation and gradients.
       rows: images, or sequences of 1024 tokens, in the batch of each device.
       flops_per_s: floating-point operations a second that a device reaches.
       overlap: whether sums travel while the backward pass goes on.
-      bucket_bytes: size of the buckets that gradients are summed in.
       pace: how often hosts wait for each other.
       stragglers: hosts that are slow.
     """
@@ -30,15 +28,14 @@ class Training:
     rows: int = 32
     flops_per_s: float = 10e12
     overlap: bool = True
-    bucket_bytes: int = DEFAULT_BUCKET_BYTES
     pace: Pace = field(default_factory=Pace)
     stragglers: Stragglers = field(default_factory=Stragglers)
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or not 0 < self.flops_per_s < math.inf or self.bucket_bytes < 1:
+        if self.rows < 1 or not 0 < self.flops_per_s < math.inf:
             raise ConfigError(
-                f"Training needs rows (1 or more, not {self.rows}), flops_per_s (above 0 and finite, not "
-                f"{self.flops_per_s}), and bucket_bytes (1 or more, not {self.bucket_bytes})."
+                f"Training needs rows (1 or more, not {self.rows}), and flops_per_s (above 0 and finite, not "
+                f"{self.flops_per_s})."
             )
 
 
@@ -69,11 +66,13 @@ class SimulatedTraining:
 def train(training: Training, sums: Sequence[SimulatedSum]) -> list[SimulatedTraining]:
     """Predicts training with each way to sum, without the optimiser's update."""
     compute_s = training.model.flops * training.rows / training.flops_per_s
-    buckets = training.model.buckets(training.bucket_bytes)
     found = []
     for one in sums:
         slowest_s = compute_s * (training.stragglers.slowdown if training.stragglers.hosts else 1.0)
-        own = [timeline.BucketSum(slowest_s * bucket.ready, one.time_s(bucket.size_bytes)) for bucket in buckets]
+        own = [
+            timeline.BucketSum(slowest_s * bucket.ready, one.time_s(bucket.size_bytes))
+            for bucket in training.model.buckets
+        ]
         synchronous = timeline.place(slowest_s, own, training.overlap)
         hosts = one.cluster.hosts
         step_s = mean_step_s(
