@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from star_network import END_S, SWITCH, StarError, StarNetwork
 
-from jax_passing.collective.primitives import planner
-from jax_passing.collective.primitives.planner import Strategy
+from jax_passing.predict import planner
+from jax_passing.predict.planner import Strategy
 
 START_S = 180.0  # importing JAX in eight processes on two cores
 STEP_S = 120.0

@@ -1,6 +1,6 @@
 """Writes the table of models that `jax-passing simulate --model` computes with, from those of examples/models.
 
-    python benchmarks/training/buckets_of_models.py        # rewrites jax_passing/scaling/models.json
+    python benchmarks/training/buckets_of_models.py        # rewrites jax_passing/predict/models.json
 
 The partitioner's cost model counts the floating-point operations of each run of operations between two positions at
 which the model may be cut: a layer. Runs without parameters count to the layer before. A parameter's gradient is final
@@ -21,7 +21,7 @@ import jax_passing
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.partitioning.stages import Slicer
 
-TABLE = Path(__file__).parents[2] / "jax_passing/scaling/models.json"
+TABLE = Path(__file__).parents[2] / "jax_passing/predict/models.json"
 ROWS = 8  # of the batch that is counted: what doesn't depend on the batch hardly counts
 
 

@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_passing.commands.bench.table import require_matplotlib
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.models import NAMES, SEQUENCES, load
-from jax_passing.scaling.sums import SimulatedSum, simulate_sums
-from jax_passing.scaling.training import Training, train
+from jax_passing.predict.cluster import SimulatedCluster
+from jax_passing.predict.models import NAMES, SEQUENCES, load
+from jax_passing.predict.sums import SimulatedSum, simulate_sums
+from jax_passing.predict.training import Training, train
 
 CLAIMED = 1.6525
 HOSTS, DEVICES = (2, 4, 6, 8, 16, 32, 64), (1, 4, 8)  # with one device server-flat is server

@@ -52,8 +52,8 @@ def plan(
     """Predict what each strategy's sum takes, and which one `auto` takes."""
     from rich.console import Console
 
-    from jax_passing.collective.primitives.planner import Cluster
     from jax_passing.commands import plan_table
+    from jax_passing.predict.planner import Cluster
 
     try:
         cluster = Cluster(hosts, devices_per_host, link_gbit, shards, colocated, shard_link_gbit, shared_cores)

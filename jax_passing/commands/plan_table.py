@@ -5,8 +5,8 @@ from typing import Any
 
 from rich.table import Table
 
-from jax_passing.collective.primitives import planner
-from jax_passing.collective.primitives.planner import Cluster, Prediction
+from jax_passing.predict import planner
+from jax_passing.predict.planner import Cluster, Prediction
 from jax_passing.protocol.packet import WORKERS_MAX
 
 

@@ -90,12 +90,12 @@ def simulate(
 
     from jax_passing.commands import simulate_table
     from jax_passing.commands.bench.table import require_matplotlib
-    from jax_passing.scaling.cluster import SimulatedCluster
-    from jax_passing.scaling.models import load
-    from jax_passing.scaling.pace import Stragglers, parse_pace
-    from jax_passing.scaling.schemes import SCHEMES
-    from jax_passing.scaling.sums import simulate_sums
-    from jax_passing.scaling.training import Training, train
+    from jax_passing.predict.cluster import SimulatedCluster
+    from jax_passing.predict.models import load
+    from jax_passing.predict.pace import Stragglers, parse_pace
+    from jax_passing.predict.schemes import SCHEMES
+    from jax_passing.predict.sums import simulate_sums
+    from jax_passing.predict.training import Training, train
 
     if plot is not None:
         require_matplotlib()  # before a long simulation

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from jax_passing.commands.bench.table import require_matplotlib
 from jax_passing.commands.plan_table import seconds
-from jax_passing.scaling.models import SEQUENCES
-from jax_passing.scaling.sums import SimulatedSum
-from jax_passing.scaling.training import SimulatedTraining, Training
+from jax_passing.predict.models import SEQUENCES
+from jax_passing.predict.sums import SimulatedSum
+from jax_passing.predict.training import SimulatedTraining, Training
 
 
 @dataclass(frozen=True)

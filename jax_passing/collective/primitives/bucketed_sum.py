@@ -11,7 +11,6 @@ import numpy as np
 from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective.axes import Extent
 from jax_passing.collective.naming.sites import Site
-from jax_passing.collective.primitives import planner
 from jax_passing.collective.primitives.buckets import Leaf, make_buckets
 from jax_passing.collective.primitives.hold import all_ready, hold, ready
 from jax_passing.collective.primitives.passing_psum import (
@@ -22,6 +21,7 @@ from jax_passing.collective.primitives.passing_psum import (
 from jax_passing.config import RANKS_MAX_OF_WIRE, STRATEGIES, WIRES
 from jax_passing.errors import ConfigError
 from jax_passing.host import session
+from jax_passing.predict import planner
 
 
 def is_number(leaf: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.sums import simulate_sums
+from jax_passing.predict.cluster import SimulatedCluster
+from jax_passing.predict.sums import simulate_sums
 
 TOLERANCE = 0.10
 CORES = 2  # for all hosts and switches of the star

@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.fair_shares import Resource, duration_s
+from jax_passing.predict.cluster import SimulatedCluster
+from jax_passing.predict.fair_shares import Resource, duration_s
 
 HOST_LINK, RACK_LINK, SERVER_LINK = "the host's link", "the rack's link", "the server's link"
 HOST_PROCESSOR, SWITCH_PROCESSOR = "the host's processor", "the switch's processor"

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.fair_shares import duration_s
-from jax_passing.scaling.schemes import SCHEMES
+from jax_passing.predict.cluster import SimulatedCluster
+from jax_passing.predict.fair_shares import duration_s
+from jax_passing.predict.schemes import SCHEMES
 from support import simgrid
 
 A, B = ("link", "a"), ("link", "b")

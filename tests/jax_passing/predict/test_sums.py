@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from jax_passing.collective.primitives import planner
 from jax_passing.errors import ConfigError
-from jax_passing.scaling.cluster import GOODPUT_UNDER_LOSS, SimulatedCluster, goodput_under_loss
-from jax_passing.scaling.schemes import SCHEMES
-from jax_passing.scaling.sums import simulate_sums
+from jax_passing.predict import planner
+from jax_passing.predict.cluster import GOODPUT_UNDER_LOSS, SimulatedCluster, goodput_under_loss
+from jax_passing.predict.schemes import SCHEMES
+from jax_passing.predict.sums import simulate_sums
 
 S = 64 << 20
 AGREE = 1e-10

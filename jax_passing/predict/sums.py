@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_passing.errors import ConfigError
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.schemes import SCHEMES
+from jax_passing.predict.cluster import SimulatedCluster
+from jax_passing.predict.schemes import SCHEMES
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from jax_passing.collective.primitives import operands, planner
-from jax_passing.collective.primitives.planner import PREDICTABLE, Cluster, choose, parameter_servers, predict
+from jax_passing.collective.primitives import operands
 from jax_passing.commands import cli, plan_table
+from jax_passing.predict import planner
+from jax_passing.predict.planner import PREDICTABLE, Cluster, choose, parameter_servers, predict
 
 MIB = 2**18  # elements of float32
 clusters = st.builds(

@@ -7,17 +7,17 @@ that do the same. So 4,096 hosts have some 8,000 flows, whatever the sum's size,
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jax_passing.collective.primitives import planner
-from jax_passing.protocol.packet import WORKERS_MAX
-from jax_passing.scaling import traffic as names
-from jax_passing.scaling.cluster import (
+from jax_passing.predict import planner
+from jax_passing.predict import traffic as names
+from jax_passing.predict.cluster import (
     CHUNK_BYTES,
     WIRE_SHARES,
     SimulatedCluster,
     goodput_under_loss,
     tcp_bytes_per_s_under_loss,
 )
-from jax_passing.scaling.traffic import Traffic
+from jax_passing.predict.traffic import Traffic
+from jax_passing.protocol.packet import WORKERS_MAX
 
 
 @dataclass(frozen=True)

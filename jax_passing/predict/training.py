@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jax_passing.errors import ConfigError
-from jax_passing.scaling import timeline
-from jax_passing.scaling.models import Model
-from jax_passing.scaling.pace import Pace, Stragglers, mean_step_s
-from jax_passing.scaling.sums import SimulatedSum
+from jax_passing.predict import timeline
+from jax_passing.predict.models import Model
+from jax_passing.predict.pace import Pace, Stragglers, mean_step_s
+from jax_passing.predict.sums import SimulatedSum
 
 
 @dataclass(frozen=True, kw_only=True)

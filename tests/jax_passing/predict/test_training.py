@@ -8,11 +8,11 @@ import pytest
 
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import ConfigError
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.models import NAMES, TABLE, Bucket, Model, load
-from jax_passing.scaling.pace import Pace, Stragglers, mean_step_s, parse_pace, step_ends_s
-from jax_passing.scaling.sums import SimulatedSum
-from jax_passing.scaling.training import Training, train
+from jax_passing.predict.cluster import SimulatedCluster
+from jax_passing.predict.models import NAMES, TABLE, Bucket, Model, load
+from jax_passing.predict.pace import Pace, Stragglers, mean_step_s, parse_pace, step_ends_s
+from jax_passing.predict.sums import SimulatedSum
+from jax_passing.predict.training import Training, train
 
 # Three layers with a gradient of 1 MiB each; a forward pass of a third. One bucket a layer.
 MODEL = Model("three", 9.0, (Bucket(5 / 9, 2**20), Bucket(7 / 9, 2**20), Bucket(1.0, 2**20)))

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass
 
-from jax_passing.collective.primitives import planner
 from jax_passing.config import RANKS_MAX, RANKS_MAX_OF_WIRE, WIRES
 from jax_passing.errors import ConfigError
+from jax_passing.predict import planner
 from jax_passing.protocol.packet import WORKERS_MAX
 
 HOSTS_MAX = 4096
