@@ -27,8 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from star_network import StarError, StarNetwork
 
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.constants import TCP_WIRE_BYTES_PER_BYTE
 from jax_passing.predict.pace import Stragglers
-from jax_passing.predict.planner import TCP_WIRE_BYTES_PER_BYTE, Cluster, predict
+from jax_passing.predict.sums import predict
 
 FOLDER = Path(__file__).parent
 SWITCH_PORT, SERVER_PORT = 47100, 47200

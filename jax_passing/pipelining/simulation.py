@@ -9,7 +9,8 @@ from jax_passing.errors import PipelineError
 from jax_passing.partitioning.arrays import bytes_of
 from jax_passing.partitioning.plan import Plan, StageFacts
 from jax_passing.pipelining.schedule import Durations, Schedule
-from jax_passing.predict.planner import Cluster, Strategy, predict
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.sums import Strategy, predict
 from jax_passing.predict.timeline import BucketSum, Timeline, place
 
 

@@ -1,14 +1,13 @@
 """Predicts training in data parallel: how long a step takes, and how many rows a second a cluster trains."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from jax_passing.errors import ConfigError
 from jax_passing.predict import timeline
 from jax_passing.predict.models import Model
 from jax_passing.predict.pace import Pace, Stragglers, mean_step_s
-from jax_passing.predict.sums import SimulatedSum
+from jax_passing.predict.sums import Costs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,18 +39,18 @@ class Training:
 
 
 @dataclass(frozen=True)
-class SimulatedTraining:
+class PredictedTraining:
     """Training with one way to sum.
 
     Attributes:
-      sum: the way.
+      costs: those of the way.
       compute_s: time for which a device computes in a step, if it isn't slow.
       sums_s: time that all sums of a step take by themselves.
       step_s: time of a step, on average.
       rows_per_s: images or sequences a second, of all devices together.
     """
 
-    sum: SimulatedSum
+    costs: Costs
     compute_s: float
     sums_s: float
     step_s: float
@@ -63,21 +62,16 @@ class SimulatedTraining:
         return self.compute_s / self.step_s
 
 
-def train(training: Training, sums: Sequence[SimulatedSum]) -> list[SimulatedTraining]:
-    """Predicts training with each way to sum, without the optimiser's update."""
+def train(training: Training, costs: Costs) -> PredictedTraining:
+    """Predicts training with one way to sum, without the optimiser's update."""
     compute_s = training.model.flops * training.rows / training.flops_per_s
-    found = []
-    for one in sums:
-        slowest_s = compute_s * (training.stragglers.slowdown if training.stragglers.hosts else 1.0)
-        own = [
-            timeline.BucketSum(slowest_s * bucket.ready, one.time_s(bucket.size_bytes))
-            for bucket in training.model.buckets
-        ]
-        synchronous = timeline.place(slowest_s, own, training.overlap)
-        hosts = one.cluster.hosts
-        step_s = mean_step_s(
-            training.pace, hosts, training.stragglers, compute_s, synchronous.time_s, synchronous.sums_s
-        )
-        rows = training.rows * hosts * one.cluster.devices_per_host
-        found.append(SimulatedTraining(one, compute_s, synchronous.sums_s, step_s, rows / step_s))
-    return found
+    slowest_s = compute_s * (training.stragglers.slowdown if training.stragglers.hosts else 1.0)
+    sums = [
+        timeline.BucketSum(slowest_s * bucket.ready, costs.of(bucket.size_bytes).time_s)
+        for bucket in training.model.buckets
+    ]
+    synchronous = timeline.place(slowest_s, sums, training.overlap)
+    hosts = costs.cluster.hosts
+    step_s = mean_step_s(training.pace, hosts, training.stragglers, compute_s, synchronous.time_s, synchronous.sums_s)
+    rows = training.rows * hosts * costs.cluster.devices_per_host
+    return PredictedTraining(costs, compute_s, synchronous.sums_s, step_s, rows / step_s)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from jax_passing.predict.cluster import SimulatedCluster
+from jax_passing.predict.cluster import Cluster
 from jax_passing.predict.fair_shares import duration_s
 from jax_passing.predict.schemes import SCHEMES
 from support import simgrid
@@ -47,12 +47,12 @@ def test_simgrid_finds_the_same_times():
     rng = random.Random(seed)
     drawn = [random_problem(rng) for _ in range(200)]
     clusters = [
-        SimulatedCluster(hosts=hosts, devices_per_host=devices, rack_hosts=rack, oversubscription=over, loss=loss)
+        Cluster(hosts=hosts, devices_per_host=devices, rack_hosts=rack, oversubscription=over, loss=loss)
         for hosts in (2, 8, 96)
         for devices, loss in ((1, 0.0), (4, 0.01))
         for rack, over in ((None, 1.0), (16, 1.5), (24, 4.0))
     ]
-    built = [builder(cluster) for cluster in clusters for builder, _ in SCHEMES.values()]
+    built = [builder(cluster) for cluster in clusters for builder in SCHEMES.values()]
     phases = [phase for scheme in built if scheme is not None for phase in scheme.phases]
     problems = [*drawn, *((phase.capacities, phase.flows) for phase in phases)]
     off = [

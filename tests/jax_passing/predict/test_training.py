@@ -8,21 +8,20 @@ import pytest
 
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import ConfigError
-from jax_passing.predict.cluster import SimulatedCluster
+from jax_passing.predict.cluster import Cluster
 from jax_passing.predict.models import NAMES, TABLE, Bucket, Model, load
 from jax_passing.predict.pace import Pace, Stragglers, mean_step_s, parse_pace, step_ends_s
-from jax_passing.predict.sums import SimulatedSum
+from jax_passing.predict.sums import Costs, Prediction
 from jax_passing.predict.training import Training, train
 
 # Three layers with a gradient of 1 MiB each; a forward pass of a third. One bucket a layer.
 MODEL = Model("three", 9.0, (Bucket(5 / 9, 2**20), Bucket(7 / 9, 2**20), Bucket(1.0, 2**20)))
-SUM = SimulatedSum("passing", SimulatedCluster(hosts=4, devices_per_host=2), 0.0, 1 / 2**20, 1.0, "the host's link")
+COSTS = Costs("passing", Cluster(4, 2), 0.0, Prediction(1 / 2**20, 1.0, "the host's link"))
 TRAINING = Training(model=MODEL, rows=1, flops_per_s=1.0)
 
 
 def step_s(training, seconds_per_sum):
-    (found,) = train(training, [replace(SUM, s_per_byte=seconds_per_sum / 2**20)])
-    return found.step_s
+    return train(training, replace(COSTS, of_byte=replace(COSTS.of_byte, time_s=seconds_per_sum / 2**20))).step_s
 
 
 def test_sums_travel_while_earlier_layers_compute():
@@ -34,7 +33,7 @@ def test_sums_travel_while_earlier_layers_compute():
 
 
 def test_throughput_and_efficiency():
-    (found,) = train(replace(TRAINING, rows=2), [SUM])
+    found = train(replace(TRAINING, rows=2), COSTS)
     assert found.compute_s == pytest.approx(18.0)
     assert found.rows_per_s == pytest.approx(2 * 4 * 2 / found.step_s)
     assert found.efficiency == pytest.approx(18 / 19)
