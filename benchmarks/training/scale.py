@@ -10,7 +10,7 @@ from jax_passing.commands.bench.table import require_matplotlib
 from jax_passing.commands.plan_table import seconds
 from jax_passing.predict.cluster import Cluster
 from jax_passing.predict.models import load
-from jax_passing.predict.pace import Stragglers, parse_pace
+from jax_passing.predict.pace import Pace, Stragglers
 from jax_passing.predict.sums import all_costs, predict
 from jax_passing.predict.training import PredictedTraining, Training, train
 
@@ -63,9 +63,9 @@ def print_paces() -> None:
             *(f"{name} {seconds(train(Training(model=model), one).step_s)}" for name, one in costs.items()),
         )
     )
-    for pace in ("synchronous", "stale:1", "stale:4", "local:8"):
+    for pace in (Pace(), Pace(delay=1), Pace(delay=4), Pace(every=8)):
         for in_turns in (True, False):
-            training = Training(model=model, pace=parse_pace(pace), stragglers=Stragglers(1, 4.0, in_turns))
+            training = Training(model=model, pace=pace, stragglers=Stragglers(1, 4.0, in_turns))
             steps = (f"{name} {seconds(train(training, one).step_s)}" for name, one in costs.items())
             print(pace, "another host in each step" if in_turns else "always the same host", *steps)
 

@@ -57,7 +57,7 @@ class Results:
     def as_json(self) -> dict[str, Any]:
         training = None
         if self.training:
-            training = asdict(self.training) | {"model": self.training.model.name, "pace": str(self.training.pace)}
+            training = asdict(self.training) | {"model": self.training.model.name}
         return {
             "clusters": [asdict(one) for one in self.clusters],
             "size_bytes": None if self.training else self.size_bytes,

@@ -39,8 +39,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Costs:
-    """A scheme's sums cost this on a cluster: a wait, and the same for each byte, as flows that begin together take time
-    in proportion to their sizes.
+    """A scheme's sums cost this on a cluster: a wait, and the same for each byte, as flows that begin together take
+    time in proportion to their sizes.
 
     Attributes:
       scheme: its name.

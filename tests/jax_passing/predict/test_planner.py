@@ -61,6 +61,12 @@ def test_a_switch_behind_one_link_loses_to_the_ring():
     assert choose(Cluster(8, link_gbit=1, shards=1, shard_link_gbit=10), 64 * MIB, ("passing", "native")) == "passing"
 
 
+def test_shards_share_what_a_switch_adds_up():
+    one, two = (predict(Cluster(64, link_gbit=400, shards=shards), "passing", 64 * MIB) for shards in (1, 2))
+    assert one.bound == two.bound == "the switch's processor"
+    assert two.time_s == pytest.approx(one.time_s / 2, rel=1e-3)
+
+
 def test_shards_behind_links_of_hosts():
     """At host 0's link: its own bytes stay on the host, those of the others don't."""
     at_host_0 = Cluster(4, link_gbit=1, shards=1, colocated=True)

@@ -10,7 +10,7 @@ from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import ConfigError
 from jax_passing.predict.cluster import Cluster
 from jax_passing.predict.models import NAMES, TABLE, Bucket, Model, load
-from jax_passing.predict.pace import Pace, Stragglers, mean_step_s, parse_pace, step_ends_s
+from jax_passing.predict.pace import Pace, Stragglers, mean_step_s, step_ends_s
 from jax_passing.predict.sums import Costs, Prediction
 from jax_passing.predict.training import Training, train
 
@@ -66,35 +66,21 @@ def test_the_tables_buckets_are_those_of_overlap():
     assert table.keys() == set(NAMES)
 
 
-def test_paces_are_read():
-    assert parse_pace("synchronous") == Pace()
-    assert parse_pace("stale:2") == Pace(delay=2)
-    assert parse_pace("local:16") == Pace(every=16)
-    assert [str(parse_pace(text)) for text in ("synchronous", "stale:2", "local:16")] == [
-        "synchronous",
-        "stale:2",
-        "local:16",
-    ]
-    for text in ("stale", "stale:0", "local:-1", "async", "local:1 "):
-        with pytest.raises(ConfigError, match="Take `synchronous`, `stale:S`"):
-            parse_pace(text)
-
-
 def paced(pace, stragglers=None, hosts=4, sums_s=1.0):
     """Steps of 3 s, whose sums take `sums_s`."""
-    return mean_step_s(parse_pace(pace), hosts, stragglers or Stragglers(), 3.0, 3.0 + sums_s, sums_s)
+    return mean_step_s(pace, hosts, stragglers or Stragglers(), 3.0, 3.0 + sums_s, sums_s)
 
 
 def test_paces_hide_sums():
-    assert paced("synchronous") == 4.0
-    assert paced("stale:1") == pytest.approx(3.0)  # hidden behind the next step
-    assert paced("stale:1", sums_s=5.0) == pytest.approx(5.0)  # sums one after the other are the bound
-    assert paced("local:4") == pytest.approx(3.25)  # a quarter of a sum a step
+    assert paced(Pace()) == 4.0
+    assert paced(Pace(delay=1)) == pytest.approx(3.0)  # hidden behind the next step
+    assert paced(Pace(delay=1), sums_s=5.0) == pytest.approx(5.0)  # sums one after the other are the bound
+    assert paced(Pace(every=4)) == pytest.approx(3.25)  # a quarter of a sum a step
 
 
 def test_seldom_sums_are_all_counted():
-    assert paced("local:100") == pytest.approx(3.01)
-    assert paced("local:256") == pytest.approx(3 + 1 / 256)
+    assert paced(Pace(every=100)) == pytest.approx(3.01)
+    assert paced(Pace(every=256)) == pytest.approx(3 + 1 / 256)
 
 
 def test_parts_travel_one_after_the_other_behind_steps():
@@ -110,13 +96,13 @@ def test_parts_travel_one_after_the_other_behind_steps():
 
 def test_paces_under_stragglers():
     always, in_turns = Stragglers(1, 2.0), Stragglers(1, 2.0, in_turns=True)
-    assert paced("stale:3", always) == pytest.approx(6.0)  # nothing helps against a host that is always slow
-    assert paced("local:8", always) == pytest.approx(6 + 1 / 8)
+    assert paced(Pace(delay=3), always) == pytest.approx(6.0)  # nothing helps against a host that is always slow
+    assert paced(Pace(every=8), always) == pytest.approx(6 + 1 / 8)
     # Each host is slow in one of four steps, so none can be faster than 15 s for four steps.
-    assert paced("stale:1", in_turns) == pytest.approx(3.75)
+    assert paced(Pace(delay=1), in_turns) == pytest.approx(3.75)
     slower = Stragglers(1, 5.0, in_turns=True)
-    assert (15 + 9) / 4 <= paced("stale:3", slower) < paced("stale:1", slower) < 15.0
-    assert paced("local:4", in_turns) == pytest.approx((5 * 3.0 + 1) / 4)
+    assert (15 + 9) / 4 <= paced(Pace(delay=3), slower) < paced(Pace(delay=1), slower) < 15.0
+    assert paced(Pace(every=4), in_turns) == pytest.approx((5 * 3.0 + 1) / 4)
 
 
 def test_stragglers_take_turns():
