@@ -118,10 +118,6 @@ class PipelineError(PassingError, ValueError):
     """A pipeline can't be made as asked, or is given arguments that it wasn't made for."""
 
 
-class SimulationError(PassingError):
-    """SimGrid failed, or took too long. Its own words are in the message."""
-
-
 class UnsupportedDtypeError(PassingError, TypeError):
     """No sum is defined for this dtype."""
 

@@ -45,10 +45,10 @@ export CXX=g++ CXXFLAGS=-Werror CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDI
 
 debian_packages() {
   local wanted=(g++ cmake ninja-build ccache python3-venv python3-dev libgtest-dev libbenchmark-dev clang libbpf-dev iproute2)
-  wanted+=(python3-simgrid)  # for Debian's Python; virtual environments of the same version find it, too
   local missing=() package
   if thorough; then
     wanted+=(spin libclang-rt-14-dev openmpi-bin tshark)
+    wanted+=(python3-simgrid)  # for Debian's Python; virtual environments of the same version find it, too
     wanted+=(bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   fi
   for package in "${wanted[@]}"; do

@@ -27,8 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from star_network import StarError, StarNetwork
 
-from jax_passing.collective.primitives.planner import TCP_WIRE_BYTES_PER_BYTE, Cluster, predict
-from jax_passing.scaling.pace import Stragglers
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.constants import TCP_WIRE_BYTES_PER_BYTE
+from jax_passing.predict.pace import Stragglers
+from jax_passing.predict.sums import predict
 
 FOLDER = Path(__file__).parent
 SWITCH_PORT, SERVER_PORT = 47100, 47200
@@ -37,7 +39,7 @@ ELEMENTS = {"digits": 29_066, "large": 1_126_410}
 STRAGGLERS = [(0, 1.0, True), (1, 2.0, True), (1, 10.0, True), (1, 2.0, False), (1, 10.0, False)]  # of Stragglers
 
 NOTE = """
-predicted: on a virtual clock (jax_passing/scaling/pace.py), from the step without sums as measured, the sum as
+predicted: on a virtual clock (jax_passing/predict/pace.py), from the step without sums as measured, the sum as
 predicted, and the processor time of a host's step, of which the method's own work and the sum's packets take some: what
 a step takes beside its sleep grows with it. to accuracy: until rank 0 classifies so many of the digits right that
 weren't trained on; -: not within these steps. asynchronous: each host by itself, through a server behind one link; its

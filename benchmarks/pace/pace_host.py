@@ -24,7 +24,7 @@ from sklearn.model_selection import train_test_split
 import jax_passing
 import jax_passing.optax as pace
 import train_digits
-from jax_passing.scaling.pace import Stragglers
+from jax_passing.predict.pace import Stragglers
 
 SHARE = 32  # examples of each host in a step
 MODELS = {

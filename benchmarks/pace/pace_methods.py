@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jax_passing.scaling.pace import Pace, Stragglers, step_ends_s
+from jax_passing.predict.pace import Pace, Stragglers, step_ends_s
 
 RATE = 0.2
 EVERY = 8  # H of local_sgd and diloco

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from star_network import SWITCH
 from star_running import Contender, Running
 
-from jax_passing.collective.primitives.planner import (
+from jax_passing.for_jax import environment
+from jax_passing.predict.constants import (
     TCP_WIRE_BYTES_PER_BYTE,
     UDP_FRAME_BYTES_PER_BYTE,
     UDP_WIRE_BYTES_PER_BYTE,
 )
-from jax_passing.for_jax import environment
 from jax_passing.protocol import keys
 
 JOB = "star"

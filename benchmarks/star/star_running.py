@@ -14,8 +14,8 @@ from typing import Any, TextIO
 
 from star_network import END_S, SWITCH, StarError, StarNetwork
 
-from jax_passing.collective.primitives import planner
-from jax_passing.collective.primitives.planner import Strategy
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.sums import Strategy, predict
 
 START_S = 180.0  # importing JAX in eight processes on two cores
 STEP_S = 120.0
@@ -53,7 +53,7 @@ class Contender:
         if self.strategy is None:
             return None
         at_hosts = [host for host in self.switch_hosts(hosts) if host != SWITCH]
-        cluster = planner.Cluster(
+        cluster = Cluster(
             hosts,
             self.devices,
             gbit or UNSHAPED_GBIT,
@@ -61,7 +61,7 @@ class Contender:
             colocated=any(host < hosts for host in at_hosts),
             shared_cores=os.cpu_count() or 1,
         )
-        return planner.predict(cluster, self.strategy, sum(tensors.elements), tensors.dtype, self.wire).time_s
+        return predict(cluster, self.strategy, sum(tensors.elements), tensors.dtype, self.wire).time_s
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_passing
-from jax_passing.collective.primitives.planner import Cluster
 from jax_passing.partitioning.plan import Plan
 from jax_passing.pipelining.schedules import interleaved
+from jax_passing.predict.cluster import Cluster
 
 STAGES = 12  # so many times within a step at which gradients are final
 PAPER_GPT2, PAPER_NODES = "1.14-1.23", 6

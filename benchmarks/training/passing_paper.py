@@ -4,8 +4,8 @@
 
 PASSING (Yu, Gu, Zhou, Wang: Acta Electronica Sinica 2025(8), 2636-2648) claims up to 65.25 % better training than with
 a parameter server. Its abstract states neither models nor hosts, devices and links. So this draws the speed-up over the
-hosts for several models and devices per host, and finds how fast devices are at which it is 65.25 %. SimGrid gives the
-sums' times on links; processors take none, as if GPUs, network cards and switches did all that they do.
+hosts for several models and devices per host, and finds how fast devices are at which it is 65.25 %. Links alone
+take time; processors take none, as if GPUs, network cards and switches did all that they do.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jax_passing.commands.bench.table import require_matplotlib
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.models import NAMES, SEQUENCES, load
-from jax_passing.scaling.sums import SimulatedSum, simulate_sums
-from jax_passing.scaling.training import Training, train
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.models import NAMES, SEQUENCES, load
+from jax_passing.predict.sums import Costs, all_costs
+from jax_passing.predict.training import Training, train
 
 CLAIMED = 1.6525
 HOSTS, DEVICES = (2, 4, 6, 8, 16, 32, 64), (1, 4, 8)  # with one device server-flat is server
@@ -31,26 +31,16 @@ SERVERS = ("server", "server-flat", "shards")
 CURVES = (("server", 1, "-"), ("server-flat", 4, "--"), ("server-flat", 8, "--"), ("shards", 1, ":"))
 SLOWEST_FLOPS_PER_S, FASTEST_FLOPS_PER_S = 1e10, 1e17
 
-Sums = dict[tuple[int, int], dict[str, SimulatedSum]]  # by hosts and devices
+Sums = dict[tuple[int, int], dict[str, Costs]]  # by hosts and devices
 
 
-def simulated(arguments: argparse.Namespace) -> Sums:
-    clusters = [
-        SimulatedCluster(
-            hosts=hosts,
-            devices_per_host=devices,
-            link_gbit=arguments.gbit,
-            in_host_gbit=arguments.in_host_gbit,
-            links_only=True,
-        )
-        for hosts in HOSTS
-        for devices in DEVICES
-    ]
-    found = simulate_sums(clusters, ("passing", *SERVERS))
-    return {
-        (cluster.hosts, cluster.devices_per_host): {one.scheme: one for one in own}
-        for cluster, own in zip(clusters, found, strict=True)
-    }
+def predicted(arguments: argparse.Namespace) -> Sums:
+    found = {}
+    for hosts in HOSTS:
+        for devices in DEVICES:
+            cluster = Cluster(hosts, devices, arguments.gbit, in_host_gbit=arguments.in_host_gbit, links_only=True)
+            found[hosts, devices] = all_costs(cluster, ("passing", *SERVERS))
+    return found
 
 
 def training_of(name: str, arguments: argparse.Namespace) -> Training:
@@ -58,12 +48,11 @@ def training_of(name: str, arguments: argparse.Namespace) -> Training:
     return Training(model=load(name), rows=rows, flops_per_s=arguments.tflops * 1e12, overlap=arguments.overlap)
 
 
-def speed_up(training: Training, sums: dict[str, SimulatedSum], server: str) -> float:
-    ours, theirs = train(training, [sums["passing"], sums[server]])
-    return theirs.step_s / ours.step_s
+def speed_up(training: Training, sums: dict[str, Costs], server: str) -> float:
+    return train(training, sums[server]).step_s / train(training, sums["passing"]).step_s
 
 
-def claimed_at(training: Training, sums: dict[str, SimulatedSum], server: str) -> float | None:
+def claimed_at(training: Training, sums: dict[str, Costs], server: str) -> float | None:
     """The speed of devices, in operations a second, at which the speed-up is the claimed one; None if it never is."""
     slow, fast = SLOWEST_FLOPS_PER_S, FASTEST_FLOPS_PER_S
     if speed_up(replace(training, flops_per_s=fast), sums, server) < CLAIMED:
@@ -130,7 +119,7 @@ def main() -> None:
     add("--overlap", action="store_true", help="let sums travel while the backward pass goes on")
     add("--plot", type=Path, help="draw curves into this file")
     arguments = parser.parse_args()
-    sums = simulated(arguments)
+    sums = predicted(arguments)
     Console(width=None if sys.stdout.isatty() else 120).print(table_of(sums, arguments))
     if arguments.plot:
         draw(sums, arguments)

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 import jax_passing
-from jax_passing.collective.primitives.planner import Cluster
 from jax_passing.partitioning.plan import Plan
 from jax_passing.partitioning.stages import Slicer
 from jax_passing.pipelining.schedules import one_f_one_b
+from jax_passing.predict.cluster import Cluster
 
 STAGES = 2
 

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from star_network import StarError, StarNetwork
 
-from jax_passing.collective.primitives.planner import UDP_WIRE_BYTES_PER_BYTE
+from jax_passing.predict.constants import UDP_WIRE_BYTES_PER_BYTE
 
 WAYS = ("alone", "overlap", "two programs", "gloo")
 PORT = 47100
@@ -140,8 +140,8 @@ def agree_on_rate(alone_s: float, params: Any) -> float:
 def predicted_s(plan: Any, update_s: float, arguments: argparse.Namespace, gbit: float) -> dict[str, float]:
     """Predicts a step's time for each way. The simulator leaves out the optimiser's update, which takes `update_s`."""
     from jax_passing import simulate
-    from jax_passing.collective.primitives.planner import Cluster
     from jax_passing.pipelining.schedules import interleaved
+    from jax_passing.predict.cluster import Cluster
 
     cluster = Cluster(hosts=arguments.hosts, link_gbit=gbit, shared_cores=len(os.sched_getaffinity(os.getppid())))
     schedule = interleaved(1, 1, len(plan.stages))

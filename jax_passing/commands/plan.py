@@ -1,7 +1,6 @@
 """`jax-passing plan`: what each strategy would take."""
 
 import json
-import math
 from typing import Annotated
 
 import typer
@@ -52,20 +51,23 @@ def plan(
     """Predict what each strategy's sum takes, and which one `auto` takes."""
     from rich.console import Console
 
-    from jax_passing.collective.primitives.planner import Cluster
     from jax_passing.commands import plan_table
+    from jax_passing.predict.cluster import Cluster
 
-    try:
-        cluster = Cluster(hosts, devices_per_host, link_gbit, shards, colocated, shard_link_gbit, shared_cores)
-    except ValueError as error:
-        raise ConfigError(f"This can't be planned: {error}.") from error
+    cluster = Cluster(
+        hosts,
+        devices_per_host,
+        link_gbit,
+        shards=shards,
+        colocated=colocated,
+        shard_link_gbit=shard_link_gbit,
+        shared_cores=shared_cores,
+    )
     if shards and hosts > WORKERS_MAX:
         raise ConfigError(
-            f"This can't be planned: a shard is one switch, which takes at most {WORKERS_MAX} hosts. Leave --shards "
-            f"out to plan a tree of switches for {hosts}."
+            f"Nothing can be predicted for this: a shard is one switch, which takes at most {WORKERS_MAX} hosts. Leave "
+            f"--shards out to plan a tree of switches for {hosts}."
         )
-    if not all(map(math.isfinite, (link_gbit, shard_link_gbit or link_gbit))):
-        raise ConfigError("This can't be planned: a link's rate is finite.")
     elements = max(1, size_bytes // 4)
     if as_json:
         typer.echo(json.dumps(plan_table.as_json(cluster, elements), indent=1))

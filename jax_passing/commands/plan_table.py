@@ -5,15 +5,20 @@ from typing import Any
 
 from rich.table import Table
 
-from jax_passing.collective.primitives import planner
-from jax_passing.collective.primitives.planner import Cluster, Prediction
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.sums import SCHEME_OF, Prediction, Strategy, all_costs, choose, fits_flat, predict, ranks_max
 from jax_passing.protocol.packet import WORKERS_MAX
 
+SCHEMES: dict[str, str] = dict(SCHEME_OF) | {"parameter server": "server", "servers, co-located": "shards"}
+"""The rows of the table, by their names there: strategies, and parameter servers."""
 
-def predictions(cluster: Cluster, elements: int) -> list[Prediction]:
+
+def predictions(cluster: Cluster, elements: int) -> dict[str, Prediction]:
     """Predicts all strategies, and parameter servers; flat only where the switches have enough ranks."""
-    ours = [s for s in planner.PREDICTABLE if s != "flat" or planner.fits_flat(cluster)]
-    return [planner.predict(cluster, s, elements) for s in ours] + planner.parameter_servers(cluster, elements)
+    costs = all_costs(cluster, list(SCHEMES.values()))
+    return {
+        name: costs[scheme].of(4 * elements) for name, scheme in SCHEMES.items() if name != "flat" or fits_flat(cluster)
+    }
 
 
 def seconds(time_s: float) -> str:
@@ -45,22 +50,22 @@ def make(cluster: Cluster, elements: int) -> Table:
     table.add_column("predicted", justify="right")
     table.add_column("MiB on a link", justify="right")
     table.add_column("bound by")
-    for one in predictions(cluster, elements):
+    for name, one in predictions(cluster, elements).items():
         link = f"{one.link_bytes / 2**20:.1f}" if one.link_bytes else "-"
-        table.add_row(one.strategy, seconds(one.time_s), link, one.bound)
+        table.add_row(name, seconds(one.time_s), link, one.bound)
     return table
 
 
-def _choice(cluster: Cluster, elements: int) -> planner.Strategy:
+def _choice(cluster: Cluster, elements: int) -> Strategy:
     """Names what `auto` takes if the mesh spans the hosts."""
-    return planner.choose(cluster, elements, ("passing", "native"))
+    return choose(cluster, elements, ("passing", "native"))
 
 
 def conclusion(cluster: Cluster, elements: int) -> str:
     """Says which strategy `auto` chooses, and why."""
     chosen = _choice(cluster, elements)
-    other: planner.Strategy = "native" if chosen == "passing" else "passing"
-    best, worse = (planner.predict(cluster, s, elements) for s in (chosen, other))
+    other: Strategy = "native" if chosen == "passing" else "passing"
+    best, worse = (predict(cluster, s, elements) for s in (chosen, other))
     if cluster.hosts == 1:
         return f"auto takes {chosen}. One host has nobody to send to."
     ratio = worse.time_s / best.time_s
@@ -69,12 +74,10 @@ def conclusion(cluster: Cluster, elements: int) -> str:
         lines.append("Two hosts gain no bandwidth: a ring of two sends each byte once, too.")
     elif cluster.shards == 1:
         lines.append("A switch behind one link is a parameter server: give it a port for each host.")
-    if not planner.fits_flat(cluster):
+    if not fits_flat(cluster):
         ranks = cluster.hosts * cluster.devices_per_host
         of = "one switch" if cluster.hosts <= WORKERS_MAX else "a tree"
-        lines.append(
-            f"flat needs a rank for each device: {ranks} are more than the {planner.ranks_max(cluster)} of {of}."
-        )
+        lines.append(f"flat needs a rank for each device: {ranks} are more than the {ranks_max(cluster)} of {of}.")
     return "\n".join(lines)
 
 
@@ -84,7 +87,7 @@ def as_json(cluster: Cluster, elements: int) -> dict[str, Any]:
         "cluster": asdict(cluster),
         "size_bytes": 4 * elements,
         "dtype": "float32",
-        "predictions": [asdict(one) for one in predictions(cluster, elements)],
+        "predictions": [{"strategy": name} | asdict(one) for name, one in predictions(cluster, elements).items()],
         "auto": _choice(cluster, elements),
         "conclusion": conclusion(cluster, elements),
     }

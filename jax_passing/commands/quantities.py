@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import typer
 
-from jax_passing.collective.primitives.planner import LANE_BYTES
+from jax_passing.predict.constants import LANE_BYTES
 
 _SIZE = re.compile(r"(\d+\.?\d*|\.\d+)\s*([KMG]?)(I?B)?")
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30}

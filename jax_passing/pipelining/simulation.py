@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
-from jax_passing.collective.primitives.planner import Cluster, Strategy, predict
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.arrays import bytes_of
 from jax_passing.partitioning.plan import Plan, StageFacts
 from jax_passing.pipelining.schedule import Durations, Schedule
-from jax_passing.scaling.timeline import BucketSum, Timeline, place
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.sums import Strategy, predict
+from jax_passing.predict.timeline import BucketSum, Timeline, place
 
 
 @dataclass(frozen=True)

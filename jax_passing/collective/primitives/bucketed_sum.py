@@ -11,7 +11,6 @@ import numpy as np
 from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective.axes import Extent
 from jax_passing.collective.naming.sites import Site
-from jax_passing.collective.primitives import planner
 from jax_passing.collective.primitives.buckets import Leaf, make_buckets
 from jax_passing.collective.primitives.hold import all_ready, hold, ready
 from jax_passing.collective.primitives.passing_psum import (
@@ -22,6 +21,9 @@ from jax_passing.collective.primitives.passing_psum import (
 from jax_passing.config import RANKS_MAX_OF_WIRE, STRATEGIES, WIRES
 from jax_passing.errors import ConfigError
 from jax_passing.host import session
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.constants import NARROW_PARTS, UNKNOWN_LINK_GBIT
+from jax_passing.predict.sums import choose
 
 
 def is_number(leaf: Any) -> bool:
@@ -85,7 +87,7 @@ def check_wire(wire: str | None, along: Extent, strategy: str) -> str:
 def on_its_wire(site: Site, dtype: str, along: Extent) -> Site:
     """Returns the site of a bucket of one dtype. Raises ConfigError if its wire can't carry a sum over so many ranks;
     in an elastic session, where their number isn't known, the sum fails when it runs."""
-    if along.over_hosts is None or site.wire == "full" or dtype not in planner.NARROW_PARTS:
+    if along.over_hosts is None or site.wire == "full" or dtype not in NARROW_PARTS:
         return replace(site, wire="full")
     scope = along.scope
     ranks = (scope.world_size or 1) * (scope.device_ranks if site.strategy == "flat" else 1)
@@ -180,16 +182,16 @@ def _choice(along: Extent, operands: list[Any], wire: str) -> str:
     links = None if current is None else current.links
     if links is None or along.over_hosts is not False or world_size == 1:
         return "passing"
-    cluster = planner.Cluster(
+    cluster = Cluster(
         world_size,
         max(1, along.mesh_size // world_size),
-        links.host_gbit or planner.UNKNOWN_LINK_GBIT,
-        0 if links.switch_gbit is None else links.switches,
+        links.host_gbit or UNKNOWN_LINK_GBIT,
+        shards=0 if links.switch_gbit is None else links.switches,
         shard_link_gbit=links.switch_gbit,
     )
     elements = sum(operand.size for operand in operands)
     # Never flat: it sends what passing sends, once for each device.
-    return planner.choose(cluster, elements, ("passing", "native"), operands[0].dtype.name, wire)
+    return choose(cluster, elements, ("passing", "native"), operands[0].dtype.name, wire)
 
 
 def _when_ready(arrays: list[Any], buckets: list[list[int]]) -> list[Any]:

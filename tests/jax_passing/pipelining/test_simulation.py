@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_passing.collective.primitives.planner import Cluster, predict
 from jax_passing.errors import PipelineError
 from jax_passing.partitioning.plan import StageFacts
 from jax_passing.partitioning.stages import Piece
 from jax_passing.pipelining.schedules import interleaved, one_f_one_b, zb_h1
 from jax_passing.pipelining.simulation import simulate
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.sums import predict
 from support.pages import blocks, page
 
 FACTS = StageFacts(

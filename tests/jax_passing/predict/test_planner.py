@@ -7,11 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from jax_passing.collective.primitives import operands, planner
-from jax_passing.collective.primitives.planner import PREDICTABLE, Cluster, choose, parameter_servers, predict
+from jax_passing.collective.primitives import operands
 from jax_passing.commands import cli, plan_table
+from jax_passing.predict import constants
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.sums import SCHEME_OF, choose, costs, predict
 
 MIB = 2**18  # elements of float32
+ROUNDED = 1 - 1e-12
 clusters = st.builds(
     Cluster,
     hosts=st.integers(1, 64),
@@ -29,19 +32,21 @@ def test_parameter_servers_share_the_cores_too():
     """The table of `plan --shared-cores` compares like with like: a server behind each link adds up what shards do."""
     shared = Cluster(8, link_gbit=400, shards=8, colocated=True, shared_cores=2)
     size = 64 * MIB
-    single, colocated = parameter_servers(shared, size)
+    single, colocated = (costs(shared, scheme).of(4 * size) for scheme in ("server", "shards"))
     assert single.bound == colocated.bound == "the shared processors"
-    assert colocated.time_s == predict(shared, "passing", size).time_s
+    assert colocated.time_s == pytest.approx(predict(shared, "passing", size).time_s, rel=1e-12)
 
 
-def test_servers_have_the_hosts_links():
-    """`--shard-link-gbit` describes links of switches, which parameter servers don't have."""
-    cluster = Cluster(8, link_gbit=1, shards=2, shard_link_gbit=100)
-    assert parameter_servers(cluster, MIB) == parameter_servers(Cluster(8, link_gbit=1), MIB)
+def test_one_shard_is_a_parameter_server():
+    for cluster in (Cluster(8, 2, 1.0), Cluster(8, 2, 400.0), Cluster(64, 4, 10.0, shared_cores=2)):
+        passing = predict(dataclasses.replace(cluster, shards=1), "passing", MIB)
+        server = costs(cluster, "server").of(4 * MIB)
+        assert passing.time_s == pytest.approx(server.time_s, rel=1e-12)
+        assert passing.link_bytes == pytest.approx(server.link_bytes, rel=1e-12)
 
 
 def test_headers_and_exponents_cost_less_than_six_percent():
-    assert 1.04 < planner.UDP_WIRE_BYTES_PER_BYTE < 1.06
+    assert 1.04 < constants.UDP_WIRE_BYTES_PER_BYTE < 1.06
 
 
 def test_two_hosts_gain_nothing_and_eight_nearly_twice():
@@ -56,12 +61,17 @@ def test_a_switch_behind_one_link_loses_to_the_ring():
     assert choose(Cluster(8, link_gbit=1, shards=1, shard_link_gbit=10), 64 * MIB, ("passing", "native")) == "passing"
 
 
+def test_shards_share_what_a_switch_adds_up():
+    one, two = (predict(Cluster(64, link_gbit=400, shards=shards), "passing", 64 * MIB) for shards in (1, 2))
+    assert one.bound == two.bound == "the switch's processor"
+    assert two.time_s == pytest.approx(one.time_s / 2, rel=1e-3)
+
+
 def test_shards_behind_links_of_hosts():
     """At host 0's link: its own bytes stay on the host, those of the others don't."""
     at_host_0 = Cluster(4, link_gbit=1, shards=1, colocated=True)
-    assert ratio(at_host_0, "passing", "passing") == 1
     size = 64 * MIB
-    wire = 4 * size * planner.UDP_WIRE_BYTES_PER_BYTE
+    wire = 4 * size * constants.UDP_WIRE_BYTES_PER_BYTE
     assert predict(at_host_0, "passing", size).link_bytes == pytest.approx(3 * wire)
     two = Cluster(4, link_gbit=1, shards=2, colocated=True)
     assert predict(two, "passing", size).link_bytes == pytest.approx((1 / 2 + 3 / 2) * wire)
@@ -83,7 +93,7 @@ def test_a_trees_switches_add_up_what_64_workers_send():
     """In a level more, which costs a round trip."""
     whole, tree = (predict(Cluster(hosts, link_gbit=400), "passing", 64 * MIB) for hosts in (64, 1024))
     assert tree.bound == "the switch's processor"
-    assert tree.time_s == pytest.approx(whole.time_s + planner.ROUND_TRIP_US * 1e-6)
+    assert tree.time_s == pytest.approx(whole.time_s + constants.ROUND_TRIP_US * 1e-6)
     assert tree.link_bytes == whole.link_bytes
     # Where all of them share cores, these do it all.
     whole, tree = (predict(Cluster(hosts, shared_cores=2), "passing", MIB) for hosts in (64, 1024))
@@ -93,7 +103,7 @@ def test_a_trees_switches_add_up_what_64_workers_send():
 def test_one_host_has_no_link():
     for strategy in ("passing", "native"):
         assert predict(Cluster(1, 4), strategy, MIB).link_bytes == 0
-    assert choose(Cluster(1), MIB, ("passing", "native")) in PREDICTABLE
+    assert choose(Cluster(1), MIB, ("passing", "native")) in SCHEME_OF
 
 
 def test_of_equals_the_first_is_chosen():
@@ -114,17 +124,17 @@ def test_bfloat16_halves_what_a_switch_gets():
     assert half.link_bytes == whole.link_bytes / 2
 
 
-@given(clusters, st.sampled_from(PREDICTABLE), st.integers(0, 2**32))
+@given(clusters, st.sampled_from(list(SCHEME_OF)), st.integers(0, 2**32))
 def test_more_takes_longer(cluster, strategy, size):
     now = predict(cluster, strategy, size)
     assert math.isfinite(now.time_s)
     assert now.time_s >= 0
-    assert predict(cluster, strategy, size + MIB).time_s >= now.time_s
+    assert predict(cluster, strategy, size + MIB).time_s >= now.time_s * ROUNDED
     faster = dataclasses.replace(cluster, link_gbit=cluster.link_gbit * 2)
-    assert predict(faster, strategy, size).time_s <= now.time_s
+    assert predict(faster, strategy, size).time_s * ROUNDED <= now.time_s
     if cluster.shards:
         more = dataclasses.replace(cluster, shards=cluster.shards + 1)
-        assert predict(more, strategy, size).time_s <= now.time_s
+        assert predict(more, strategy, size).time_s * ROUNDED <= now.time_s
 
 
 @given(clusters, st.integers(0, 2**32))
@@ -135,16 +145,8 @@ def test_passing_is_never_slower_than_flat_where_the_network_counts(cluster, siz
         assert passing.time_s <= flat.time_s
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"hosts": 0}, {"devices_per_host": 0}, {"link_gbit": 0}, {"shards": -1}, {"shards": 5, "colocated": True}]
-)
-def test_what_makes_no_sense_is_refused(wrong):
-    with pytest.raises(ValueError, match="start at 1|above 0|1 to hosts"):
-        Cluster(**{"hosts": 4, **wrong})
-
-
 def test_every_dtype_has_its_lanes():
-    assert set(planner.LANE_BYTES) == set(planner.NATIVE_BYTES) == set(operands.SUPPORTED_DTYPES)
+    assert set(constants.LANE_BYTES) == set(constants.NATIVE_BYTES) == set(operands.SUPPORTED_DTYPES)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +164,7 @@ def plan(*arguments):
 def test_plan_prints_all_strategies_and_the_reason():
     result = plan("--hosts", "8", "--devices-per-host", "2", "--bytes", "64M", "--link-gbit", "1")
     assert result.exit_code == 0
-    for name in (*PREDICTABLE, "parameter server", "co-located"):
+    for name in (*SCHEME_OF, "parameter server", "co-located"):
         assert name in result.stdout
     assert "565 ms" in result.stdout
     assert "auto takes passing" in result.stdout
@@ -192,7 +194,7 @@ def test_plan_as_json():
     assert (found["size_bytes"], found["dtype"], found["auto"]) == (4 * elements, "float32", "passing")
     ours = {one["strategy"]: one["time_s"] for one in found["predictions"]}
     assert ours["native"] == predict(cluster, "native", elements).time_s
-    assert ours.keys() > {*PREDICTABLE}
+    assert ours.keys() > {*SCHEME_OF}
 
 
 @pytest.mark.parametrize(
@@ -207,4 +209,4 @@ def test_plan_as_json():
 def test_plan_refuses_nonsense(arguments):
     result = plan("--hosts", *arguments)
     assert result.exit_code != 0
-    assert "can't be planned" in str(result.exception)
+    assert "Nothing can be predicted for this" in str(result.exception)

@@ -1,26 +1,27 @@
 """Simulated training, against times worked out by hand."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.errors import ConfigError
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.models import NAMES, Layer, Model, load
-from jax_passing.scaling.pace import Pace, Stragglers, mean_step_s, parse_pace, step_ends_s
-from jax_passing.scaling.sums import SimulatedSum
-from jax_passing.scaling.training import Training, train
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.models import NAMES, TABLE, Bucket, Model, load
+from jax_passing.predict.pace import Pace, Stragglers, mean_step_s, step_ends_s
+from jax_passing.predict.sums import Costs, Prediction
+from jax_passing.predict.training import Training, train
 
 # Three layers with a gradient of 1 MiB each; a forward pass of a third. One bucket a layer.
-MODEL = Model("three", 1 / 3, (Layer(3.0, (2**18,)), Layer(3.0, (2**18,)), Layer(3.0, (2**18,))))
-SUM = SimulatedSum("passing", SimulatedCluster(hosts=4, devices_per_host=2), 0.0, 1 / 2**20, 1.0, "the host's link")
-TRAINING = Training(model=MODEL, rows=1, flops_per_s=1.0, bucket_bytes=2**20)
+MODEL = Model("three", 9.0, (Bucket(5 / 9, 2**20), Bucket(7 / 9, 2**20), Bucket(1.0, 2**20)))
+COSTS = Costs("passing", Cluster(4, 2), 0.0, Prediction(1 / 2**20, 1.0, "the host's link"))
+TRAINING = Training(model=MODEL, rows=1, flops_per_s=1.0)
 
 
 def step_s(training, seconds_per_sum):
-    (found,) = train(training, [replace(SUM, s_per_byte=seconds_per_sum / 2**20)])
-    return found.step_s
+    return train(training, replace(COSTS, of_byte=replace(COSTS.of_byte, time_s=seconds_per_sum / 2**20))).step_s
 
 
 def test_sums_travel_while_earlier_layers_compute():
@@ -32,7 +33,7 @@ def test_sums_travel_while_earlier_layers_compute():
 
 
 def test_throughput_and_efficiency():
-    (found,) = train(replace(TRAINING, rows=2), [SUM])
+    found = train(replace(TRAINING, rows=2), COSTS)
     assert found.compute_s == pytest.approx(18.0)
     assert found.rows_per_s == pytest.approx(2 * 4 * 2 / found.step_s)
     assert found.efficiency == pytest.approx(18 / 19)
@@ -52,47 +53,34 @@ def test_throughput_and_efficiency():
 )
 def test_the_table_of_models(name, parameters, gflop_forward):
     model = load(name)
-    assert sum(sum(layer.gradients) for layer in model.layers) == parameters
-    assert model.flops * model.forward_share / 1e9 == pytest.approx(gflop_forward, rel=0.1)
-    buckets = model.buckets()
-    assert sum(bucket.size_bytes for bucket in buckets) == 4 * parameters == model.gradient_bytes
-    assert [bucket.ready for bucket in buckets] == sorted(bucket.ready for bucket in buckets)
-    assert model.forward_share < buckets[0].ready < buckets[-1].ready == pytest.approx(1.0, rel=1e-6)
+    assert model.gradient_bytes == 4 * parameters
+    assert model.flops / 3 / 1e9 == pytest.approx(gflop_forward, rel=0.12)
+    ready = [bucket.ready for bucket in model.buckets]
+    assert ready == sorted(ready)
+    assert 0.33 < ready[0] < ready[-1] == 1.0
 
 
-def test_all_models_are_tested():
-    assert len(NAMES) == 5
-
-
-def test_paces_are_read():
-    assert parse_pace("synchronous") == Pace()
-    assert parse_pace("stale:2") == Pace(delay=2)
-    assert parse_pace("local:16") == Pace(every=16)
-    assert [str(parse_pace(text)) for text in ("synchronous", "stale:2", "local:16")] == [
-        "synchronous",
-        "stale:2",
-        "local:16",
-    ]
-    for text in ("stale", "stale:0", "local:-1", "async", "local:1 "):
-        with pytest.raises(ConfigError, match="Take `synchronous`, `stale:S`"):
-            parse_pace(text)
+def test_the_tables_buckets_are_those_of_overlap():
+    table = json.loads(TABLE.read_text())
+    assert table.pop("bucket_bytes") == DEFAULT_BUCKET_BYTES, "run benchmarks/training/buckets_of_models.py"
+    assert table.keys() == set(NAMES)
 
 
 def paced(pace, stragglers=None, hosts=4, sums_s=1.0):
     """Steps of 3 s, whose sums take `sums_s`."""
-    return mean_step_s(parse_pace(pace), hosts, stragglers or Stragglers(), 3.0, 3.0 + sums_s, sums_s)
+    return mean_step_s(pace, hosts, stragglers or Stragglers(), 3.0, 3.0 + sums_s, sums_s)
 
 
 def test_paces_hide_sums():
-    assert paced("synchronous") == 4.0
-    assert paced("stale:1") == pytest.approx(3.0)  # hidden behind the next step
-    assert paced("stale:1", sums_s=5.0) == pytest.approx(5.0)  # sums one after the other are the bound
-    assert paced("local:4") == pytest.approx(3.25)  # a quarter of a sum a step
+    assert paced(Pace()) == 4.0
+    assert paced(Pace(delay=1)) == pytest.approx(3.0)  # hidden behind the next step
+    assert paced(Pace(delay=1), sums_s=5.0) == pytest.approx(5.0)  # sums one after the other are the bound
+    assert paced(Pace(every=4)) == pytest.approx(3.25)  # a quarter of a sum a step
 
 
 def test_seldom_sums_are_all_counted():
-    assert paced("local:100") == pytest.approx(3.01)
-    assert paced("local:256") == pytest.approx(3 + 1 / 256)
+    assert paced(Pace(every=100)) == pytest.approx(3.01)
+    assert paced(Pace(every=256)) == pytest.approx(3 + 1 / 256)
 
 
 def test_parts_travel_one_after_the_other_behind_steps():
@@ -108,13 +96,13 @@ def test_parts_travel_one_after_the_other_behind_steps():
 
 def test_paces_under_stragglers():
     always, in_turns = Stragglers(1, 2.0), Stragglers(1, 2.0, in_turns=True)
-    assert paced("stale:3", always) == pytest.approx(6.0)  # nothing helps against a host that is always slow
-    assert paced("local:8", always) == pytest.approx(6 + 1 / 8)
+    assert paced(Pace(delay=3), always) == pytest.approx(6.0)  # nothing helps against a host that is always slow
+    assert paced(Pace(every=8), always) == pytest.approx(6 + 1 / 8)
     # Each host is slow in one of four steps, so none can be faster than 15 s for four steps.
-    assert paced("stale:1", in_turns) == pytest.approx(3.75)
+    assert paced(Pace(delay=1), in_turns) == pytest.approx(3.75)
     slower = Stragglers(1, 5.0, in_turns=True)
-    assert (15 + 9) / 4 <= paced("stale:3", slower) < paced("stale:1", slower) < 15.0
-    assert paced("local:4", in_turns) == pytest.approx((5 * 3.0 + 1) / 4)
+    assert (15 + 9) / 4 <= paced(Pace(delay=3), slower) < paced(Pace(delay=1), slower) < 15.0
+    assert paced(Pace(every=4), in_turns) == pytest.approx((5 * 3.0 + 1) / 4)
 
 
 def test_stragglers_take_turns():
@@ -131,7 +119,7 @@ def test_synchronous_training_waits_for_the_slowest():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"rows": 0}, "rows \\(1 or more, not 0\\)"), ({"flops_per_s": 0.0}, "not 0.0"), ({"bucket_bytes": 0}, "not 0")],
+    [({"rows": 0}, "rows \\(1 or more, not 0\\)"), ({"flops_per_s": 0.0}, "not 0.0")],
 )
 def test_training_that_cant_be_is_refused(wrong, said):
     with pytest.raises(ConfigError, match=said):

@@ -7,17 +7,11 @@ that do the same. So 4,096 hosts have some 8,000 flows, whatever the sum's size,
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jax_passing.collective.primitives import planner
+from jax_passing.predict import constants
+from jax_passing.predict import traffic as names
+from jax_passing.predict.cluster import Cluster, goodput_under_loss, tcp_bytes_per_s_under_loss
+from jax_passing.predict.traffic import Traffic
 from jax_passing.protocol.packet import WORKERS_MAX
-from jax_passing.scaling import traffic as names
-from jax_passing.scaling.cluster import (
-    CHUNK_BYTES,
-    WIRE_SHARES,
-    SimulatedCluster,
-    goodput_under_loss,
-    tcp_bytes_per_s_under_loss,
-)
-from jax_passing.scaling.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -28,20 +22,19 @@ class Scheme:
     waits_s: float
 
 
-Builder = Callable[[SimulatedCluster], "Scheme | None"]
+Builder = Callable[[Cluster], "Scheme | None"]
 
 
 def _capacity(ns_per_kb: float) -> float:
     return 1024 / ns_per_kb * 1e9
 
 
-def _switch_traffic(cluster: SimulatedCluster) -> Traffic:
-    wire_bytes = planner.UDP_WIRE_BYTES_PER_BYTE * WIRE_SHARES[cluster.wire]
-    return Traffic(cluster, wire_bytes, slowdown=1 / goodput_under_loss(cluster.loss))
+def _switch_traffic(cluster: Cluster) -> Traffic:
+    return Traffic(cluster, constants.UDP_WIRE_BYTES_PER_BYTE, slowdown=1 / goodput_under_loss(cluster.loss))
 
 
-def _ring_traffic(cluster: SimulatedCluster) -> Traffic:
-    return Traffic(cluster, planner.TCP_WIRE_BYTES_PER_BYTE, 1.0 if cluster.links_only else planner.RING_STALL)
+def _ring_traffic(cluster: Cluster) -> Traffic:
+    return Traffic(cluster, constants.TCP_WIRE_BYTES_PER_BYTE, 1.0 if cluster.links_only else constants.RING_STALL)
 
 
 def _add_up_in_host(traffic: Traffic) -> float:
@@ -50,7 +43,7 @@ def _add_up_in_host(traffic: Traffic) -> float:
     cluster = traffic.cluster
     others = cluster.devices_per_host - 1
     if cluster.in_host_gbit is None:
-        return planner.IN_HOST_NS_PER_KB * others
+        return constants.IN_HOST_NS_PER_KB * others
     traffic.work(names.IN_HOST, 2 * others / cluster.devices_per_host, cluster.in_host_gbit * 1e9 / 8)
     return 0.0
 
@@ -67,54 +60,63 @@ def _through_switches(
       devices_send: whether each device is a rank, not each host.
     """
     cluster = traffic.cluster
-    share = WIRE_SHARES[cluster.wire]
-    host_ns = planner.HOST_NS_PER_KB * share + (0.0 if devices_send else _add_up_in_host(traffic))
-    switch_ns = planner.SWITCH_NS_PER_KB * share
+    host_ns = constants.HOST_NS_PER_KB + (0.0 if devices_send else _add_up_in_host(traffic))
     ranks = cluster.hosts * (cluster.devices_per_host if devices_send else 1)
     if not cluster.links_only:
         traffic.work(names.HOST_PROCESSOR, 1.0, _capacity(host_ns))
-        traffic.work(names.SWITCH_PROCESSOR, busiest_switch, _capacity(switch_ns))
+        traffic.work(names.SWITCH_PROCESSOR, busiest_switch, _capacity(constants.SWITCH_NS_PER_KB))
         if cluster.shared_cores:
-            work_ns = ranks * host_ns + all_switches * switch_ns
+            work_ns = ranks * host_ns + all_switches * constants.SWITCH_NS_PER_KB
             traffic.work(names.SHARED_PROCESSORS, 1.0, _capacity(work_ns / cluster.shared_cores))
-    if cluster.slots is not None:
-        traffic.work(names.WINDOW, 1.0, cluster.slots * CHUNK_BYTES / share / (cluster.round_trip_us * 1e-6))
-    call_us = 0.0 if cluster.links_only else planner.CALL_US * cluster.crowd
+    call_us = 0.0 if cluster.links_only else constants.CALL_US * cluster.crowd(cluster.hosts)
     return Scheme((traffic,), (call_us + cluster.round_trip_us * levels) * 1e-6)
 
 
-def _one_host(cluster: SimulatedCluster) -> Scheme:
+def _one_host(cluster: Cluster) -> Scheme:
     traffic = _switch_traffic(cluster)
     in_host_ns = _add_up_in_host(traffic)
     if in_host_ns and not cluster.links_only:
         traffic.work(names.HOST_PROCESSOR, 1.0, _capacity(in_host_ns))
-    return Scheme((traffic,), 0.0 if cluster.links_only else planner.CALL_US * 1e-6)
+    return Scheme((traffic,), 0.0 if cluster.links_only else constants.CALL_US * 1e-6)
 
 
-def _central(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme | None:
-    """One switch at the centre with a port for each host, or each rack; or a tree of them at the centre."""
-    if not cluster.has_room_for(cluster.hosts * ranks_per_host):
-        return None
+def _central(cluster: Cluster, ranks_per_host: int) -> Scheme:
+    """Switches at the centre: one with a port for each host, or each rack; a tree of them; or shards of a link each."""
     traffic = _switch_traffic(cluster)
+    ranks, shards = cluster.hosts * ranks_per_host, cluster.shards
     for host in range(cluster.hosts):
-        traffic.send(ranks_per_host, traffic.to_centre(host))
-        traffic.send(ranks_per_host, [traffic.into(host)])
+        if cluster.colocated:
+            # A host's own shard costs its link nothing. Beside what its ranks send to the other shards, the link of a
+            # host with a shard carries that shard's results to the other hosts.
+            has_one = host < shards
+            load = ranks_per_host * (shards - has_one + has_one * (cluster.hosts - 1)) / shards
+            traffic.send(load, [traffic.out(host)])
+            traffic.send(load, [traffic.into(host)])
+        else:
+            traffic.send(ranks_per_host, traffic.to_centre(host))
+            traffic.send(ranks_per_host, [traffic.into(host)])
     for rack in range(cluster.racks):  # a result goes to a rack once: multicast
         traffic.send(ranks_per_host, [traffic.rack_link(rack, "into")])
-    ranks = cluster.hosts * ranks_per_host
-    tree = ranks > WORKERS_MAX
-    return _through_switches(traffic, min(ranks, WORKERS_MAX), ranks, 1 + tree, devices_send=ranks_per_host > 1)
+    if shards and not cluster.colocated:
+        traffic.send(ranks / shards, [traffic.shard_link("into")])
+        traffic.send(ranks / shards, [traffic.shard_link("out")])
+    tree = shards == 0 and ranks > WORKERS_MAX
+    busiest = ranks / shards if shards else min(ranks, WORKERS_MAX)
+    return _through_switches(traffic, busiest, ranks, 1 + tree, devices_send=ranks_per_host > 1)
 
 
-def passing(cluster: SimulatedCluster) -> Scheme | None:
+def passing(cluster: Cluster) -> Scheme:
+    """Hosts add up their devices, then a switch adds up the hosts."""
     return _one_host(cluster) if cluster.hosts == 1 else _central(cluster, 1)
 
 
-def flat(cluster: SimulatedCluster) -> Scheme | None:
+def flat(cluster: Cluster) -> Scheme:
+    """Each device sends to the switch: SwitchML, ATP."""
     return _central(cluster, cluster.devices_per_host)
 
 
-def tree(cluster: SimulatedCluster) -> Scheme | None:
+def tree(cluster: Cluster) -> Scheme | None:
+    """Each rack has a switch, and one stream leaves it."""
     if cluster.rack_hosts is None:
         return None
     traffic = _switch_traffic(cluster)
@@ -129,7 +131,8 @@ def tree(cluster: SimulatedCluster) -> Scheme | None:
     return _through_switches(traffic, busiest, cluster.hosts + cluster.racks, levels)
 
 
-def in_rack(cluster: SimulatedCluster) -> Scheme | None:
+def in_rack(cluster: Cluster) -> Scheme | None:
+    """The same, but each host of a rack has a switch, for a shard of the rack's sum."""
     if cluster.rack_hosts is None:
         return None
     traffic = _switch_traffic(cluster)
@@ -144,10 +147,8 @@ def in_rack(cluster: SimulatedCluster) -> Scheme | None:
     return _through_switches(traffic, busiest, cluster.hosts + cluster.racks, 2)
 
 
-def _server(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme | None:
-    """A server on a machine of its own, at the centre."""
-    if not cluster.has_room_for(cluster.hosts * ranks_per_host):
-        return None
+def _server(cluster: Cluster, ranks_per_host: int) -> Scheme:
+    """A parameter server on a machine of its own, at the centre."""
     traffic = _switch_traffic(cluster)
     for host in range(cluster.hosts):
         traffic.send(ranks_per_host, [*traffic.to_centre(host), traffic.server_link("into")])
@@ -156,15 +157,18 @@ def _server(cluster: SimulatedCluster, ranks_per_host: int) -> Scheme | None:
     return _through_switches(traffic, ranks, ranks, devices_send=ranks_per_host > 1)
 
 
-def server(cluster: SimulatedCluster) -> Scheme | None:
+def server(cluster: Cluster) -> Scheme:
+    """Hosts add up their devices."""
     return _server(cluster, 1)
 
 
-def server_flat(cluster: SimulatedCluster) -> Scheme | None:
+def server_flat(cluster: Cluster) -> Scheme:
+    """Each device sends to the server."""
     return _server(cluster, cluster.devices_per_host)
 
 
-def server_at_host(cluster: SimulatedCluster) -> Scheme:
+def server_at_host(cluster: Cluster) -> Scheme:
+    """The server is at a host."""
     traffic = _switch_traffic(cluster)
     for host in range(1, cluster.hosts):
         traffic.send(1, traffic.between(host, 0))
@@ -172,8 +176,11 @@ def server_at_host(cluster: SimulatedCluster) -> Scheme:
     return _through_switches(traffic, cluster.hosts, cluster.hosts)
 
 
-def shards(cluster: SimulatedCluster) -> Scheme:
-    """All pairs of hosts send to each other, so what a host sends into its rack is one flow, and the rest another."""
+def shards(cluster: Cluster) -> Scheme:
+    """Each host has a parameter server, for a shard of the sum.
+
+    All pairs of hosts send to each other, so what a host sends into its rack is one flow, and the rest another.
+    """
     traffic = _switch_traffic(cluster)
     for host in range(cluster.hosts):
         rack = traffic.rack(host)
@@ -186,9 +193,7 @@ def shards(cluster: SimulatedCluster) -> Scheme:
     return _through_switches(traffic, 1.0, cluster.hosts)
 
 
-def _step_by_step(
-    cluster: SimulatedCluster, phases: tuple[Traffic, ...], members: int, steps: int, sent: float
-) -> Scheme:
+def _step_by_step(cluster: Cluster, phases: tuple[Traffic, ...], members: int, steps: int, sent: float) -> Scheme:
     """Adds what processors do in a ring, or in halving and doubling, for `members` that send `sent` bytes each."""
     first = phases[0]
     in_host_ns = _add_up_in_host(first) if members == cluster.hosts else 0.0
@@ -196,16 +201,15 @@ def _step_by_step(
         first.work(names.TCP_UNDER_LOSS, sent, tcp_bytes_per_s_under_loss(cluster.loss, cluster.round_trip_us))
     if cluster.links_only:
         return Scheme(phases, steps * cluster.round_trip_us * 1e-6)
-    host_ns = planner.RING_NS_PER_KB * sent + in_host_ns
+    host_ns = constants.RING_NS_PER_KB * sent + in_host_ns
     if host_ns:
         first.work(names.HOST_PROCESSOR, 1.0, _capacity(host_ns))
         if cluster.shared_cores and cluster.hosts > 1:
             first.work(names.SHARED_PROCESSORS, 1.0, _capacity(members * host_ns / cluster.shared_cores))
-    crowd = max(1.0, members / cluster.shared_cores) if cluster.shared_cores else 1.0
-    return Scheme(phases, steps * planner.RING_STEP_US * crowd * 1e-6)
+    return Scheme(phases, steps * constants.RING_STEP_US * cluster.crowd(members) * 1e-6)
 
 
-def _ring(cluster: SimulatedCluster, members: int) -> Scheme:
+def _ring(cluster: Cluster, members: int) -> Scheme:
     traffic = _ring_traffic(cluster)
     sent = 2 * (members - 1) / members
     if cluster.hosts > 1:
@@ -214,16 +218,17 @@ def _ring(cluster: SimulatedCluster, members: int) -> Scheme:
     return _step_by_step(cluster, (traffic,), members, 2 * (members - 1), sent)
 
 
-def ring(cluster: SimulatedCluster) -> Scheme:
+def ring(cluster: Cluster) -> Scheme:
     """The ring goes through all devices, those of a host side by side."""
     return _ring(cluster, cluster.hosts * cluster.devices_per_host)
 
 
-def ring_of_hosts(cluster: SimulatedCluster) -> Scheme:
+def ring_of_hosts(cluster: Cluster) -> Scheme:
+    """Hosts add up their devices, then a ring goes through the hosts."""
     return _ring(cluster, cluster.hosts)
 
 
-def halving_doubling(cluster: SimulatedCluster) -> Scheme | None:
+def halving_doubling(cluster: Cluster) -> Scheme | None:
     """Near hosts exchange halves first, then ever farther ones ever smaller parts; then the same way back."""
     steps = cluster.hosts.bit_length() - 1
     if cluster.hosts != 1 << steps:
@@ -248,17 +253,17 @@ def halving_doubling(cluster: SimulatedCluster) -> Scheme | None:
     return _step_by_step(cluster, tuple(phases) or (_ring_traffic(cluster),), cluster.hosts, 2 * steps, sent)
 
 
-SCHEMES: dict[str, tuple[Builder, str]] = {
-    "passing": (passing, "hosts add up their devices, then a switch adds up the hosts"),
-    "tree": (tree, "the same with a switch in each rack, and one stream from each rack"),
-    "in-rack": (in_rack, "the same with a switch on each host, for a shard of its rack's sum"),
-    "flat": (flat, "each device sends to the switch: SwitchML, ATP"),
-    "ring": (ring, "a ring through all devices, as JAX's own"),
-    "ring-of-hosts": (ring_of_hosts, "hosts add up their devices, then a ring through the hosts"),
-    "halving-doubling": (halving_doubling, "hosts add up their devices, then exchange halves; 2, 4, 8, ... hosts"),
-    "shards": (shards, "parameter servers on all hosts, one for each shard"),
-    "server": (server, "a parameter server behind a link of its own; hosts add up their devices"),
-    "server-at-host": (server_at_host, "the same at a host"),
-    "server-flat": (server_flat, "a parameter server behind a link of its own; each device sends to it"),
+SCHEMES: dict[str, Builder] = {
+    "passing": passing,
+    "tree": tree,
+    "in-rack": in_rack,
+    "flat": flat,
+    "ring": ring,
+    "ring-of-hosts": ring_of_hosts,
+    "halving-doubling": halving_doubling,
+    "shards": shards,
+    "server": server,
+    "server-at-host": server_at_host,
+    "server-flat": server_flat,
 }
-"""By name: what builds the traffic, and a description. A builder returns None where its scheme can't be."""
+"""By name, what builds the traffic. A builder returns None where its scheme can't be."""

@@ -1,12 +1,9 @@
-"""Sums that the star measured (docs/reference/benchmarks.md) take as long when they are simulated."""
+"""Sums that the star measured (docs/reference/benchmarks.md) take as long as predicted."""
 
 from dataclasses import dataclass
 
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.sums import simulate_sums
-from support.simgrid import needs_simgrid
-
-pytestmark = needs_simgrid
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.sums import costs
 
 TOLERANCE = 0.10
 CORES = 2  # for all hosts and switches of the star
@@ -34,17 +31,15 @@ class Measured:
 
     system: str
     scheme: str
-    cluster: SimulatedCluster
+    cluster: Cluster
     mebibytes: float
     time_s: float
     calls: int = 1
     excluded: str | None = None
 
 
-def _star(
-    hosts: int, gbit: float = 1.0, devices: int = 1, loss: float = 0.0, rack_hosts: int | None = None
-) -> SimulatedCluster:
-    return SimulatedCluster(
+def _star(hosts: int, gbit: float = 1.0, devices: int = 1, loss: float = 0.0, rack_hosts: int | None = None) -> Cluster:
+    return Cluster(
         hosts=hosts,
         devices_per_host=devices,
         link_gbit=gbit,
@@ -100,14 +95,11 @@ MEASURED = (
 )
 
 
-def test_the_star_measured_what_is_simulated():
-    clusters = list(dict.fromkeys(one.cluster for one in MEASURED))
-    schemes = list(dict.fromkeys(one.scheme for one in MEASURED))
-    sums = {(one.cluster, one.scheme): one for own in simulate_sums(clusters, schemes) for one in own}
+def test_the_star_measured_what_is_predicted():
     off = {}
     for one in MEASURED:
-        found = sums[one.cluster, one.scheme]
-        predicted_s = one.calls * found.waits_s + one.mebibytes * 2**20 * found.s_per_byte
+        found = costs(one.cluster, one.scheme)
+        predicted_s = one.calls * found.waits_s + one.mebibytes * 2**20 * found.of_byte.time_s
         off[one] = predicted_s / one.time_s - 1
     for one, share in off.items():
         print(f"{one.system}, H={one.cluster.hosts}, {one.mebibytes:.3g} MiB: {share:+.1%} {one.excluded or ''}")

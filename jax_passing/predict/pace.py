@@ -1,6 +1,5 @@
 """Hosts wait for each other in every step, later, or seldom; this says what slow hosts cost then."""
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,25 +29,6 @@ class Pace:
         if not self.every:
             return 0
         return sum((step - part * self.every // self.fragments) % self.every == 0 for part in range(self.fragments))
-
-    def __str__(self) -> str:
-        if self.every > 1:
-            return f"local:{self.every}"
-        return f"stale:{self.delay}" if self.delay else "synchronous"
-
-
-def parse_pace(text: str) -> Pace:
-    """Reads "synchronous", "stale:S" or "local:H". Raises ConfigError for anything else."""
-    if text == "synchronous":
-        return Pace()
-    match = re.fullmatch(r"(stale|local):([1-9][0-9]{0,3})", text)
-    if match is None:
-        raise ConfigError(
-            f"There is no pace {text!r}. Take `synchronous`, `stale:S` (a step uses the sum of S steps before), or "
-            "`local:H` (hosts sum once in H steps)."
-        )
-    number = int(match[2])
-    return Pace(delay=number) if match[1] == "stale" else Pace(every=number)
 
 
 @dataclass(frozen=True)

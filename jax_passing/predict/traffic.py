@@ -4,17 +4,13 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from jax_passing.scaling.cluster import SimulatedCluster
-from jax_passing.scaling.engine import Flow, Problem, Resource
+from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.fair_shares import Resource, duration_s
 
-HOST_LINK, RACK_LINK, SERVER_LINK = "the host's link", "the rack's link", "the server's link"
+HOST_LINK, RACK_LINK = "the host's link", "the rack's link"
+SERVER_LINK, SHARD_LINK = "the server's link", "the shard's link"
 HOST_PROCESSOR, SWITCH_PROCESSOR = "the host's processor", "the switch's processor"
-SHARED_PROCESSORS, IN_HOST, WINDOW = "the shared processors", "links inside the host", "the window of slots"
-TCP_UNDER_LOSS = "TCP under loss"
-
-SIMULATED_BYTES = 1 << 40
-"""Size of the sum that is simulated. Flows that begin together take time in proportion to their size, so one size tells
-all; this one is large, as SimGrid counts whole bytes."""
+SHARED_PROCESSORS, IN_HOST, TCP_UNDER_LOSS = "the shared processors", "links inside the host", "TCP under loss"
 
 
 @dataclass
@@ -30,7 +26,7 @@ class Traffic:
       flows: sizes and routes.
     """
 
-    cluster: SimulatedCluster
+    cluster: Cluster
     wire_bytes: float
     slowdown: float = 1.0
     capacities: dict[Resource, float] = field(default_factory=dict)
@@ -45,6 +41,11 @@ class Traffic:
 
     def server_link(self, way: str) -> Resource:
         return self._resource((SERVER_LINK, way), self._rate())
+
+    def shard_link(self, way: str) -> Resource:
+        """Returns the link of one shard, which stands for those of all."""
+        gbit = self.cluster.shard_link_gbit or self.cluster.link_gbit
+        return self._resource((SHARD_LINK, way), self._rate() * gbit / self.cluster.link_gbit)
 
     def rack(self, host: int) -> int:
         return host // self.cluster.rack_hosts if self.cluster.rack_hosts else 0
@@ -75,23 +76,29 @@ class Traffic:
         """Lets something beside the links take `load` bytes of the sum. One stands for all that are alike."""
         self.send(load, [self._resource((what, 0), capacity)])
 
-    def problem(self) -> Problem:
-        flows = [Flow(max(1, round(size * SIMULATED_BYTES)), route) for size, route in self.flows]
-        return Problem(self.capacities, flows)
+    def duration_s(self) -> float:
+        """Returns how long the flows take for a sum of one byte."""
+        return duration_s(self.capacities, self.flows)
 
     @property
     def link_bytes(self) -> float:
-        """Returns the bytes that the busiest link of a host or a server carries, one way, for each byte of the sum."""
-        links = [load for (what, _), load in self.loads.items() if what in (HOST_LINK, SERVER_LINK)]
+        """Returns the bytes that the busiest link of a host, server or shard carries one way, for a sum of one byte."""
+        links = [load for (what, _), load in self.loads.items() if what in (HOST_LINK, SERVER_LINK, SHARD_LINK)]
         return max(links, default=0.0) * self.wire_bytes
 
     def slowest(self) -> tuple[float, str]:
         """Returns how long the slowest resource takes for a sum of one byte, and what it is."""
         times = [(load / self.capacities[resource], resource[0]) for resource, load in self.loads.items()]
-        return max(times, default=(0.0, "latency"))
+        return max(times, key=lambda time: time[0], default=(0.0, "latency"))
+
+    @property
+    def shared_s(self) -> float:
+        """Returns how long shared cores, if there are any, are busy for a sum of one byte."""
+        shared = (SHARED_PROCESSORS, 0)
+        return self.loads[shared] / self.capacities[shared] if shared in self.loads else 0.0
 
     def _rate(self) -> float:
-        return self.cluster.link_bytes_per_s / (self.wire_bytes * self.slowdown)
+        return self.cluster.link_gbit * 1e9 / 8 / (self.wire_bytes * self.slowdown)
 
     def _racks_of(self, host: int) -> tuple[int, ...]:
         return (self.rack(host),) if self.cluster.rack_hosts else ()

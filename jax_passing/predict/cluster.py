@@ -1,106 +1,96 @@
-"""Describes a cluster to simulate, and turns the planner's constants into capacities."""
+"""Describes a cluster to predict sums on, and what lost packets cost there."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
-from jax_passing.collective.primitives import planner
-from jax_passing.config import RANKS_MAX, RANKS_MAX_OF_WIRE, WIRES
 from jax_passing.errors import ConfigError
+from jax_passing.predict.constants import ROUND_TRIP_US, UNKNOWN_LINK_GBIT
 from jax_passing.protocol.packet import WORKERS_MAX
 
 HOSTS_MAX = 4096
-WIRE_SHARES = {wire: planner.lane_bytes("float32", wire) / 4 for wire in WIRES}
-"""Bytes on the wire to a switch for each byte of float32."""
-CHUNK_BYTES = 1440  # lanes of one packet, which take one slot
 
 # Goodput of sums by a switch where packets get lost, each by itself, over that without loss: the middles of the ranges
 # in docs/reference/benchmarks.md, "Packets that get lost", with the rule that narrows windows.
 GOODPUT_UNDER_LOSS = ((0.0001, 1.0), (0.001, 0.995), (0.01, 0.885), (0.05, 0.47), (0.2, 0.018))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SimulatedCluster:
-    """A cluster. With the defaults it is the planner's, with one switch that has a port for each host.
+@dataclass(frozen=True)
+class Cluster:
+    """Where sums run. `auto` describes it alike on every host, so that all of them plan alike.
 
     Attributes:
       hosts: H, up to HOSTS_MAX.
       devices_per_host: G.
       link_gbit: rate of each host's link, both ways at once.
+      shards: switches that share a sum of `passing` or `flat`, behind one link each; 0: one switch has a port for each
+        host, or, where there are more ranks than it takes, a tree of switches has them.
+      colocated: the shards stand behind the links of the hosts 0, 1, …, not behind links of their own.
+      shard_link_gbit: rate of a shard's own link; None: that of the hosts.
+      shared_cores: cores that all hosts and the switch share, as on a benchmark's machine; 0: none is shared.
       rack_hosts: hosts of each rack, whose links to the centre have the rate of its hosts' links together, divided by
         `oversubscription`; None: all hosts are at the centre.
       oversubscription: 1 or more.
       loss: probability with which a packet gets lost, each way.
-      slots: chunks that a rank has in flight at most; None: as many as it takes.
-      wire: how float32 travels to a switch.
       links_only: processors take no time, neither hosts' nor switches', as if hardware did all: only links and round
         trips count.
       in_host_gbit: rate at which each device of a host sends to others of it, in a ring; None: the host's processor
         adds up.
       round_trip_us: from a host to the switch and back to a host.
-      shared_cores: as in the planner's cluster.
     """
 
     hosts: int
     devices_per_host: int = 1
-    link_gbit: float = planner.UNKNOWN_LINK_GBIT
+    link_gbit: float = UNKNOWN_LINK_GBIT
+    _: KW_ONLY
+    shards: int = 0
+    colocated: bool = False
+    shard_link_gbit: float | None = None
+    shared_cores: int = 0
     rack_hosts: int | None = None
     oversubscription: float = 1.0
     loss: float = 0.0
-    slots: int | None = None
-    wire: str = "full"
     links_only: bool = False
     in_host_gbit: float | None = None
-    round_trip_us: float = planner.ROUND_TRIP_US
-    shared_cores: int = 0
+    round_trip_us: float = ROUND_TRIP_US
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for what can't be simulated."""
+        """Raises ConfigError for what nothing can be predicted for."""
 
         def require(holds: bool, message: str) -> None:
             if not holds:
-                raise ConfigError(f"This can't be simulated: {message}.")
+                raise ConfigError(f"Nothing can be predicted for this: {message}.")
 
         require(1 <= self.hosts <= HOSTS_MAX, f"hosts are 1 to {HOSTS_MAX}, not {self.hosts}")
         require(self.devices_per_host >= 1, f"a host has 1 device or more, not {self.devices_per_host}")
-        for name, rate in (("link_gbit", self.link_gbit), ("in_host_gbit", self.in_host_gbit)):
+        for name in ("link_gbit", "shard_link_gbit", "in_host_gbit"):
+            rate = getattr(self, name)
             require(rate is None or 0 < rate < math.inf, f"{name} is above 0 and finite, not {rate}")
+        require(self.shards >= 0, f"shards are 0 or more, not {self.shards}")
+        require(
+            not self.colocated or 1 <= self.shards <= self.hosts,
+            f"co-located shards stand behind a host's link each: 1 to {self.hosts} of them, not {self.shards}",
+        )
+        require(self.shared_cores >= 0, f"shared_cores are 0 or more, not {self.shared_cores}")
         require(
             self.rack_hosts is None or 1 <= self.rack_hosts <= WORKERS_MAX,
             f"a rack's switch takes 1 to {WORKERS_MAX} hosts, not {self.rack_hosts}",
         )
+        require(self.rack_hosts is None or not self.colocated, "co-located shards are for hosts without racks")
         require(1 <= self.oversubscription < math.inf, f"oversubscription is 1 or more, not {self.oversubscription}")
         require(
             self.rack_hosts is not None or self.oversubscription == 1, "only racks are oversubscribed: set rack_hosts"
         )
         largest = GOODPUT_UNDER_LOSS[-1][0]
         require(0 <= self.loss <= largest, f"loss is a probability from 0 to {largest}, not {self.loss}")
-        require(self.slots is None or self.slots >= 1, f"slots are 1 or more, not {self.slots}")
         require(self.round_trip_us > 0, f"a round trip takes more than 0 us, not {self.round_trip_us}")
-        require(self.shared_cores >= 0, f"shared_cores are 0 or more, not {self.shared_cores}")
-        require(self.wire in WIRE_SHARES, f"wire is one of {', '.join(WIRE_SHARES)}, not {self.wire!r}")
-        require(
-            self.has_room_for(self.hosts),
-            f"wire {self.wire!r} adds up at most {RANKS_MAX_OF_WIRE[self.wire]} hosts, not {self.hosts}: take a wider "
-            "wire, or fewer hosts",
-        )
-
-    def has_room_for(self, ranks: int) -> bool:
-        """Tells whether sums of so many ranks fit into the bits of the wire. A job's limit is none of a simulation."""
-        most = RANKS_MAX_OF_WIRE[self.wire]
-        return most == RANKS_MAX or ranks <= most
 
     @property
     def racks(self) -> int:
         return math.ceil(self.hosts / self.rack_hosts) if self.rack_hosts else 0
 
-    @property
-    def link_bytes_per_s(self) -> float:
-        return self.link_gbit * 1e9 / 8
-
-    @property
-    def crowd(self) -> float:
-        """How much longer a call takes where all hosts share some cores."""
-        return max(1.0, self.hosts / self.shared_cores) if self.shared_cores else 1.0
+    def crowd(self, threads: int) -> float:
+        """Returns how many times as long something takes where so many threads share the cores."""
+        return max(1.0, threads / self.shared_cores) if self.shared_cores else 1.0
 
 
 def goodput_under_loss(loss: float) -> float:

@@ -1,1 +1,0 @@
-"""Simulates sums and training on clusters that aren't here, of up to thousands of hosts, by SimGrid."""
