@@ -29,7 +29,6 @@ class Scope(NamedTuple):
       same_hashes: Python's sets are in the same order on all hosts, and what a program does in a loop over one is, too.
       per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host; so may, without
         a warning, those of jax.lax.
-      lax_over_hosts: jax.lax's collectives go over the hosts, too.
       wire: how floats travel in sums that don't say so.
       check_equal: what the program takes for equal on all hosts is compared where it first runs.
     """
@@ -41,7 +40,6 @@ class Scope(NamedTuple):
     stream: str = ""
     same_hashes: bool = False
     per_host_gradients: bool = False
-    lax_over_hosts: bool = False
     wire: str = "full"
     check_equal: bool = True
 

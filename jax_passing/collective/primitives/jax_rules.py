@@ -63,9 +63,8 @@ def _psum(rule: Rule) -> Rule:
             raise GradientError(
                 f"the gradient through jax.lax.psum over {axes} at {location_of(stacks.traced_frames())}: its sum "
                 "stays inside this host, but init(axis_name=...) declares that the axis continues over the hosts, as "
-                "all gradients over it do. Use jax_passing.psum (pmean), or `with jax_passing.lax_over_hosts():` "
-                "around a library that calls it; or, where host by host is meant, take the gradient in a "
-                "`with jax_passing.per_host_gradients():`."
+                "all gradients over it do. Use jax_passing.psum (pmean); or, where host by host is meant, take the "
+                "gradient in a `with jax_passing.per_host_gradients():`."
             )
         return rule(cotangent, operand, axes=axes)
 
