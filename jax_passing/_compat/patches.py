@@ -179,14 +179,14 @@ CAST = Patch(
 )
 TRANSPOSE_OF_PSUM = Patch(
     what="The transpose of `psum_invariant`, which `jax.lax.psum` is under `check_vma=True`",
-    why="Its gradient is right for this host alone. Where the axis continues over the hosts GradientError says so.",
+    why="Its gradient is right for this host alone. Where the axis continues over the hosts UsageError says so.",
     until="As for `pvary`.",
     change=_wrap_transpose(parallel.psum_invariant_p),
 )
 TRANSPOSE_OF_SHARD_MAP = Patch(
     what="The transpose of `shard_map`",
     why="With `check_vma=False` JAX sums the gradients of operands `P()` over this host's devices. Over an axis that "
-    "continues over the hosts GradientError says so; and `pvary` learns that JAX would sum once more.",
+    "continues over the hosts UsageError says so; and `pvary` learns that JAX would sum once more.",
     until="When JAX removes `check_vma=False`, or as for `pvary`.",
     change=_wrap_transpose(shard_map.shard_map_p),
 )

@@ -20,11 +20,11 @@ def per_host_gradients() -> Iterator[None]:
     """Lets JAX's own casts and sums over an axis that continues over the hosts be differentiated, in a block.
 
     Their gradients are those of this host's devices only. Elsewhere they are summed over all hosts, or raise
-    GradientError where JAX doesn't let them be. Nor does anything in this block warn that collectives of jax.lax over
+    UsageError where JAX doesn't let them be. Nor does anything in this block warn that collectives of jax.lax over
     such an axis stay inside the host.
 
     Raises:
-      ThreadError: another thread called `init`.
+      UsageError: another thread called `init`.
     """
     scope = scopes.current() or scopes.Scope()
     with scopes.within(scope._replace(per_host_gradients=True)):
