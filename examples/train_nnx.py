@@ -2,12 +2,8 @@
 
     jax-passing run --hosts 2 --devices-per-host 2 examples/train_nnx.py
 
-Each device normalises its own rows of the batch, as is usual; with --statistics all, BatchNorm has the mean and the
-variance of the rows of all devices of all hosts, as one process with the whole batch would.
+Each device normalises its own rows of the batch, as is usual.
 """
-
-import argparse
-import contextlib
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +20,9 @@ SEED = 0  # the same on all hosts
 
 
 class Classifier(nnx.Module):
-    def __init__(self, rngs, statistics):
-        axis_name = "d" if statistics == "all" else None
+    def __init__(self, rngs):
         self.first = nnx.Linear(64, 128, rngs=rngs)
-        self.norm = nnx.BatchNorm(128, axis_name=axis_name, use_fast_variance=False, rngs=rngs)
+        self.norm = nnx.BatchNorm(128, use_fast_variance=False, rngs=rngs)
         self.dropout = nnx.Dropout(0.2)
         self.last = nnx.Linear(128, 10, rngs=rngs)
 
@@ -41,7 +36,7 @@ def loss_of(model, images, labels, key):
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
-def make_step(mesh, statistics):
+def make_step(mesh):
     @nnx.jit
     @nnx.shard_map(mesh=mesh, in_specs=(P(), P(), P("d"), P("d"), P()), out_specs=P())
     def step(model, optimizer, images, labels, number):
@@ -50,33 +45,27 @@ def make_step(mesh, statistics):
         key = jax.random.fold_in(key, jax_passing.axis_index("d"))
         loss, gradients = jax_passing.overlap(loss_of, "d")(model, images, labels, key)
         optimizer.update(model, gradients)
-        if statistics == "own":  # else they are the same on all devices already
-            nnx.update(model, jax_passing.pmean(nnx.state(model, nnx.BatchStat), "d"))
+        nnx.update(model, jax_passing.pmean(nnx.state(model, nnx.BatchStat), "d"))
         return loss
 
     return step
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--statistics", choices=("own", "all"), default="own")
-    statistics = parser.parse_args().statistics
     digits = load_digits()
     images, labels = (digits.data / 16).astype(np.float32), digits.target
     held_out = slice(1500, None)
 
     with jax_passing.init(axis_name="d") as session:
-        model = Classifier(nnx.Rngs(SEED), statistics)  # the same parameters on all hosts, from the same key
+        model = Classifier(nnx.Rngs(SEED))  # the same parameters on all hosts, from the same key
         model.train()
         optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
-        step = make_step(jax.sharding.Mesh(jax.local_devices(), ("d",)), statistics)
+        step = make_step(jax.sharding.Mesh(jax.local_devices(), ("d",)))
         random = np.random.default_rng(SEED)  # all hosts draw the same batches, and each takes its own rows
         mine = slice(session.rank * BATCH // session.world_size, (session.rank + 1) * BATCH // session.world_size)
-        # BatchNorm calls jax.lax.pmean over its axis, which goes over all hosts in this block.
-        with jax_passing.lax_over_hosts() if statistics == "all" else contextlib.nullcontext():
-            for number in range(STEPS):
-                rows = random.choice(1500, BATCH, replace=False)[mine]
-                loss = step(model, optimizer, images[rows], labels[rows], jnp.int32(number))
+        for number in range(STEPS):
+            rows = random.choice(1500, BATCH, replace=False)[mine]
+            loss = step(model, optimizer, images[rows], labels[rows], jnp.int32(number))
         model.eval()  # dropout passes everything, and BatchNorm takes the running statistics
         right = np.argmax(model(images[held_out]), axis=-1) == labels[held_out]
         print(f"rank {session.rank}: loss {float(loss):.3f}, accuracy {100 * right.mean():.1f}%")

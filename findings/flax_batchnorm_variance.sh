@@ -2,8 +2,8 @@
 # BatchNorm of flax computes the variance as the mean of squares minus the square of the mean, in float32, and that is
 # its default (use_fast_variance=True). Where a feature's mean is far above its deviation, the difference is rounding:
 # with mean 10,000 and deviation 1, the outputs have deviations of about 300, or .25, instead of 1. Both linen and nnx do
-# so; use_fast_variance=False is right. Seen with flax 0.12.8. jax_passing sums the statistics of such layers over hosts
-# (lax_over_hosts) as the layer gives them; its page on flax.nnx names the argument.
+# so; use_fast_variance=False is right. Seen with flax 0.12.8. jax_passing's example of flax.nnx sets the argument, and
+# its page names it.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT

@@ -141,7 +141,7 @@ def attach(
     """
 
 def detach() -> None:
-    """Undoes attach; calls of handlers fail with NotInitializedError from then on."""
+    """Undoes attach; calls of handlers fail with UsageError from then on."""
 
 def unfinished_handles() -> dict[str, int]:
     """Counts the handles of sums that aren't finished, by the name of the sum."""

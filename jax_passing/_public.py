@@ -5,8 +5,7 @@ from jax_passing.collective.all_gather import psum_scatter as psum_scatter
 from jax_passing.collective.axes import axis_index as axis_index
 from jax_passing.collective.axes import axis_size as axis_size
 from jax_passing.collective.broadcast import broadcast as broadcast
-from jax_passing.collective.lax_over_hosts import lax_over_hosts as lax_over_hosts
-from jax_passing.collective.lax_over_hosts import per_host_gradients as per_host_gradients
+from jax_passing.collective.lax_inside_host import per_host_gradients as per_host_gradients
 from jax_passing.collective.overlap import overlap as overlap
 from jax_passing.collective.pmax import pmax as pmax
 from jax_passing.collective.pmax import pmin as pmin

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,16 +12,13 @@ class PassingError(RuntimeError):
     """All errors of this package derive from this class."""
 
 
-class NotInitializedError(PassingError):
-    """A sum ran while no session was open."""
-
-
-class AlreadyInitializedError(PassingError):
-    """This process has a session already; it can have only one at a time."""
-
-
 class ConfigError(PassingError, ValueError):
     """A setting is unknown, malformed, or missing."""
+
+
+class UsageError(PassingError, ValueError):
+    """A program calls what has no meaning: without a session or in a second one, on a thread without an order of sums,
+    with a handle that was used, for a dtype, a gradient, a model or a pipeline that can't be."""
 
 
 class SwitchUnreachableError(PassingError):
@@ -68,13 +66,9 @@ class WrongSumError(PassingError):
 
 
 class ProgramMismatchError(PassingError):
-    """Hosts run programs whose sums differ, which all hosts hear at once; or executions or devices of one host meet in
-    a sum although they don't belong together."""
-
-
-class UnequalError(PassingError):
-    """Hosts, or devices, hold different bits in what their program takes for equal on all of them, such as parameters.
-    Hosts compare such arrays when these first come; the message names them."""
+    """Hosts run programs whose sums differ, which all hosts hear at once; or hold different bits in what their program
+    takes for equal, such as parameters; or executions or devices of one host meet in a sum although they don't belong
+    together."""
 
 
 class ProtocolError(PassingError):
@@ -85,41 +79,12 @@ class ClosedError(PassingError):
     """The session was shut down while a sum was pending, or while another thread joined again."""
 
 
-class UnvaryingInputError(PassingError, ValueError):
+class UnvaryingInputError(UsageError):
     """The input is the same on all devices of the axis: JAX may have summed it already."""
-
-
-class GradientError(PassingError, ValueError):
-    """JAX would sum this gradient over the devices of one host only, or several times; or it isn't defined."""
-
-
-class ThreadError(PassingError):
-    """Two threads dispatch programs with sums, without an order between them that all hosts share."""
-
-
-class HandleError(PassingError):
-    """A handle of `psum_start` was used twice, is left from a session that is over, or was calculated with; or too many
-    of them aren't finished."""
 
 
 class AcceleratorError(PassingError):
     """The driver of a GPU is missing or refused what a sum needs, or XLA moved the arrays of a sum that was running."""
-
-
-class TooManyProgramsError(PassingError):
-    """A session ran so many different programs that it can't count the executions of one more."""
-
-
-class PartitionError(PassingError, ValueError):
-    """A model can't be cut as asked."""
-
-
-class PipelineError(PassingError, ValueError):
-    """A pipeline can't be made as asked, or is given arguments that it wasn't made for."""
-
-
-class UnsupportedDtypeError(PassingError, TypeError):
-    """No sum is defined for this dtype."""
 
 
 class ExperimentalWarning(UserWarning):
@@ -134,6 +99,22 @@ class InsideHostWarning(UserWarning):
 class UnfinishedHandlesWarning(UserWarning):
     """A session ended while handles of `psum_start` weren't finished: their sums are gone. It isn't an error, as a
     pipeline may not need its last sums."""
+
+
+_MERGED = {
+    "UnequalError": "ProgramMismatchError",
+    **dict.fromkeys(("AlreadyInitializedError", "NotInitializedError", "GradientError", "HandleError"), "UsageError"),
+    **dict.fromkeys(("PartitionError", "PipelineError", "ThreadError", "TooManyProgramsError"), "UsageError"),
+    "UnsupportedDtypeError": "UsageError",
+}
+
+
+def __getattr__(name: str) -> type[PassingError]:
+    if name in _MERGED:
+        text = f"jax_passing.errors.{name} is part of jax_passing.errors.{_MERGED[name]} now: catch that."
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return globals()[_MERGED[name]]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def names(ranks: Sequence[int]) -> str:

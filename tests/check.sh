@@ -227,7 +227,7 @@ newest_jax() {
   # These tests trace and compile in one process, or compare what real hosts compute.
   pytest_in "$work/newest" tests/jax_passing/{test_errors,host/test_init,host/test_session}.py \
     tests/jax_passing/for_jax/test_{hosts,trampoline}.py \
-    tests/jax_passing/collective/test_{collectives,hold,lax_over_hosts,lowering,lowering_gpu}.py \
+    tests/jax_passing/collective/test_{collectives,hold,lax_inside_host,lowering,lowering_gpu}.py \
     tests/jax_passing/collective/test_{psum,strategies,transforms}.py \
     tests/jax_passing/collective/test_gathers.py::test_all_gather_moves_the_bits_of_every_dtype \
     "tests/jax_passing/partitioning/test_stages.py::test_stages_of_random_programs_compute_what_the_whole_does[0]" \

@@ -1,5 +1,4 @@
-"""This package calls JAX's own collectives by this file, which patches.py leaves alone. One that is wrong over gloo is
-lowered in another way here."""
+"""This package calls JAX's own collectives by this file. One that is wrong over gloo is lowered in another way here."""
 
 from collections.abc import Callable
 from typing import Any

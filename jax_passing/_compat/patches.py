@@ -6,10 +6,7 @@ table says how JAX is changed; what replaces JAX's own stands in the rooms above
 docs/internals/patches.md has the table, too (tests/jax_passing/collective/test_patches.py).
 """
 
-import inspect
-import sys
 import threading
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -102,40 +99,28 @@ def _wrap_calls_of_executables(wrap: Callable[..., Any]) -> None:
     compiled.__call__ = wrap(compiled.__call__)
 
 
-COLLECTIVES = (
-    "all_gather", "all_gather_start", "all_to_all", "all_to_all_start", "axis_index", "axis_size", "pbroadcast",
-    "pbroadcast_start", "pmax", "pmean", "pmin", "ppermute", "ppermute_start", "precv", "psend", "pshuffle", "psum",
-    "psum_scatter", "psum_scatter_start", "psum_start", "pswapaxes", "ragged_all_to_all",
+_COLLECTIVES = (
+    "all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "axis_index", "pbroadcast", "pmax",
+    "pmin", "ppermute", "precv", "psend", "psum", "psum_invariant", "ragged_all_to_all", "reduce_scatter",
+    "unreduced_psum", "unreduced_reduce_scatter",
 )  # fmt: skip
-"""These functions of `jax.lax` take the name of an axis. No version of JAX has all of them."""
 
 
-def _replace_collectives(other_than: Callable[[str, Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Has callers of each function call what `other_than(name, function)` returns, also where they took the function
-    from jax.lax before, by whatever name. JAX itself and this package call JAX's own, and so does `other_than`."""
-    for name in COLLECTIVES:
-        theirs: Any = getattr(parallel, name, None)
-        if theirs is None:
-            continue
-        own = types.FunctionType(theirs.__code__, theirs.__globals__, name, theirs.__defaults__, theirs.__closure__)
-        own.__kwdefaults__ = theirs.__kwdefaults__
-        for module_name, module in list(sys.modules.items()):
-            known = module_name == jax_collectives.__name__ or module_name.startswith("jax._src.")
-            if known and vars(module).get(name) is theirs:
-                setattr(module, name, own)
-        theirs.__signature__ = inspect.signature(own)
-        theirs.__module__ = "jax.lax"  # where pickle finds it
-        # Everybody who holds the function holds this object, so it stays, with other code. That finds the other
-        # function among its defaults. Threads that call it meanwhile find these with either code.
-        theirs.__kwdefaults__ = {**(theirs.__kwdefaults__ or {}), "_other": other_than(name, own)}
-        theirs.__code__ = _call_other.__code__
-    # JAX looks for the user's line that makes an operation: it is in neither of these files.
-    for path in (__file__, other_than.__code__.co_filename):
-        source_info_util.register_exclusion(path)
+def _watch_collectives(tell: Callable[[Any], None]) -> None:
+    """Has JAX call `tell` with the axes of each collective that it traces, before that."""
 
+    def watched(bind: Callable[..., Any]) -> Callable[..., Any]:
+        def bind_with_trace(trace: Any, args: Any, avals: Any, params: Any, /) -> Any:
+            tell(params["axes"] if "axes" in params else params["axis_name"])
+            return bind(trace, args, avals, params)
 
-def _call_other(*args: Any, _other: Callable[..., Any], **kwargs: Any) -> Any:
-    return _other(*args, **kwargs)
+        return bind_with_trace
+
+    for name in _COLLECTIVES:
+        for primitive in (getattr(parallel, name + suffix, None) for suffix in ("_p", "_start_p")):
+            if primitive is not None:  # no version of JAX has all of them
+                primitive.def_bind_with_trace(watched(primitive.bind_with_trace))
+    source_info_util.register_exclusion(__file__)  # JAX looks for the user's line, which this is not
 
 
 # The table.
@@ -194,24 +179,24 @@ CAST = Patch(
 )
 TRANSPOSE_OF_PSUM = Patch(
     what="The transpose of `psum_invariant`, which `jax.lax.psum` is under `check_vma=True`",
-    why="Its gradient is right for this host alone. Where the axis continues over the hosts GradientError says so.",
+    why="Its gradient is right for this host alone. Where the axis continues over the hosts UsageError says so.",
     until="As for `pvary`.",
     change=_wrap_transpose(parallel.psum_invariant_p),
 )
 TRANSPOSE_OF_SHARD_MAP = Patch(
     what="The transpose of `shard_map`",
     why="With `check_vma=False` JAX sums the gradients of operands `P()` over this host's devices. Over an axis that "
-    "continues over the hosts GradientError says so; and `pvary` learns that JAX would sum once more.",
+    "continues over the hosts UsageError says so; and `pvary` learns that JAX would sum once more.",
     until="When JAX removes `check_vma=False`, or as for `pvary`.",
     change=_wrap_transpose(shard_map.shard_map_p),
 )
-LAX = Patch(
-    what="The code of the collectives of `jax.lax` (the function objects stay), and `source_info_util`'s list of files "
-    "which hold no user's lines",
-    why="Libraries such as flax call them by whatever name they have imported them. `lax_over_hosts` has them go over "
-    "the hosts; elsewhere InsideHostWarning says that they stay inside this one.",
-    until="When JAX has a hook for collectives over an axis of a given name.",
-    change=_replace_collectives,
+COLLECTIVES = Patch(
+    what="The functions that trace the primitives of collectives (set by JAX's `def_bind_with_trace`), and "
+    "`source_info_util`'s list of files which hold no user's lines",
+    why="The collectives of `jax.lax` stay inside this host where an axis continues over the hosts, and results look "
+    "right. InsideHostWarning says so, in the line that calls them.",
+    until="When a mesh can have an axis that JAX doesn't own.",
+    change=_watch_collectives,
 )
 CALLS_OF_EXECUTABLES = Patch(
     what="`jax.stages.Compiled.__call__`",
@@ -237,7 +222,7 @@ TABLE = (
     CAST,
     TRANSPOSE_OF_PSUM,
     TRANSPOSE_OF_SHARD_MAP,
-    LAX,
+    COLLECTIVES,
     CALLS_OF_EXECUTABLES,
     END_OF_COMPILATION,
 )

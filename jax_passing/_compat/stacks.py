@@ -14,6 +14,7 @@ Frame = tuple[CodeType, int]  # code, and index of its last instruction
 _JAX = os.path.dirname(os.path.abspath(jax.__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # all of jax_passing
 _JIT = os.path.join(_JAX, "_src", "pjit.py")
+_COLLECTIVES = jax.lax.psum.__code__.co_filename
 _AD = os.path.join(_JAX, "_src", "interpreters", "ad.py")
 
 
@@ -45,6 +46,20 @@ def is_of_jit(code: CodeType) -> bool:
 def is_transposing(code: CodeType) -> bool:
     """Tells whether this goes through a program backwards."""
     return code.co_filename == _AD and code.co_name.startswith("backward_pass")
+
+
+def function_of_lax() -> str | None:
+    """Returns the name of the collective of jax.lax that the user's program has called; None if JAX traces one by
+    itself, such as a derivative's, or if this package calls it."""
+    called = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_of_package(frame.f_code):
+        frame = frame.f_back
+    while frame is not None and is_of_jax(frame.f_code):
+        called = frame.f_code.co_name if frame.f_code.co_filename == _COLLECTIVES else called
+        frame = frame.f_back
+    users = frame is not None and not is_of_package(frame.f_code)
+    return called if users and hasattr(jax.lax, called or "") else None
 
 
 def warn_in_users_line(category: type[Warning], message: str) -> None:

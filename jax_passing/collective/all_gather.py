@@ -43,8 +43,8 @@ def all_gather(tree: _T, axis_name: Any, *, axis: int = 0, tiled: bool = False) 
 
     Raises:
       ValueError: there is no such dimension.
-      UnsupportedDtypeError: a leaf is a random key.
-      NotInitializedError, ConfigError, ThreadError, NameError: as `psum`; the first one when it is traced.
+      UsageError: a leaf is a random key; or as `psum`, when it is traced.
+      ConfigError, NameError: as `psum`.
     """
     along = extent(axis_name)
     if not along.axes:
@@ -83,8 +83,7 @@ def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled:
 
     Raises:
       ConfigError: a dimension has another size; and as `psum` does.
-      NotInitializedError: there is no session, when it is traced.
-      UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: as `psum`.
+      UsageError, UnvaryingInputError, NameError: as `psum`; the first one when it is traced.
     """
     along = extent(axis_name)
     if not along.axes:

@@ -11,7 +11,7 @@ import numpy as np
 from jax_passing._compat import jax_collectives, named_axes, patches
 from jax_passing.collective.naming.source_location import here
 from jax_passing.collective.runtime.rank import host_count, rank
-from jax_passing.errors import ConfigError, NotInitializedError
+from jax_passing.errors import ConfigError, UsageError
 from jax_passing.host import inside
 from jax_passing.host import scope as scopes
 
@@ -55,7 +55,7 @@ class Extent(NamedTuple):
 def device_count(along: Extent, function: str) -> "int | jax.Array":
     """Returns the number of devices on all hosts: int32[] in an elastic session, known when the program runs.
 
-    Raises NotInitializedError before `init`. `function`: what the user has called."""
+    Raises UsageError before `init`. `function`: what the user has called."""
     require_session(along, function)
     return along.mesh_size * (host_count(along.scope) if along.over_hosts else 1)
 
@@ -65,7 +65,7 @@ def extent(axis_name: Any) -> Extent:
     Raises:
       NameError: an axis is not bound here.
       ConfigError: nothing says whether the axes go on over the hosts, or two of them do, or one is named twice.
-      ThreadError: the session is another thread's.
+      UsageError: the session is another thread's.
     """
     patches.install()
     axes = as_axes(axis_name)
@@ -95,9 +95,9 @@ def extent(axis_name: Any) -> Extent:
 
 
 def require_session(along: Extent, function: str) -> None:
-    """Raises NotInitializedError if nothing is known of the hosts."""
+    """Raises UsageError if nothing is known of the hosts."""
     if along.over_hosts is None:
-        raise NotInitializedError(f"no session: call jax_passing.init() before tracing jax_passing.{function}")
+        raise UsageError(f"no session: call jax_passing.init() before tracing jax_passing.{function}")
 
 
 class Span(NamedTuple):

@@ -37,8 +37,8 @@ def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
 
     Raises:
       ConfigError: there is no such index; and as `psum` does.
-      UnsupportedDtypeError: a leaf is a random key.
-      NotInitializedError, ThreadError, NameError: as `psum`; the first one when it is traced.
+      UsageError: a leaf is a random key; or as `psum`, when it is traced.
+      NameError: as `psum`.
     """
     along = extent(axis_name)
     if not along.axes:

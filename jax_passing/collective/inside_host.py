@@ -26,7 +26,7 @@ def mean_inside_host(tree: _T, axis_name: Any, function: str) -> _T:
 
     Raises:
       ConfigError: the mesh spans the hosts, or the axis doesn't go on over them.
-      NotInitializedError, UnsupportedDtypeError, UnvaryingInputError: as `psum`.
+      UsageError, UnvaryingInputError: as `psum`.
     """
     along = extent(axis_name)
     require_session(along, f"optax.{function}")

@@ -50,7 +50,7 @@ def overlap(
       the loss changes in the module (statistics, counts of random numbers) is changed in it, each device's own.
 
     Raises as `psum` and `pvary` do, where that function is called. The first time that it runs in a session, it ends in
-    UnequalError if devices or hosts hold parameters of different bits (`init(check_equal=...)`).
+    ProgramMismatchError if devices or hosts hold parameters of different bits (`init(check_equal=...)`).
     """
 
     def value_and_grad(params: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -34,9 +34,8 @@ def pmax(tree: _T, axis_name: Any) -> _T:
       A tree of the same structure, shapes and dtypes. Under `shard_map(check_vma=True)` it is equal along the axes.
 
     Raises:
-      UnsupportedDtypeError: a leaf is complex.
-      GradientError: it is differentiated.
-      NotInitializedError, ConfigError, ThreadError, NameError: as `psum`.
+      UsageError: a leaf is complex; or it is differentiated; or as `psum`.
+      ConfigError, NameError: as `psum`.
     """
     compared, whole = without_float0(tree)
     result: _T = whole(_extreme(compared, axis_name, largest=True))

@@ -39,9 +39,7 @@ def process_sum(tree: Any) -> Any:
 
     Raises:
       ConfigError: called where JAX traces; `psum` is for that.
-      UnsupportedDtypeError: a leaf has another dtype.
-      NotInitializedError: there is no session.
-      ThreadError: another thread called `init`.
+      UsageError: a leaf has another dtype; or there is no session; or another thread called `init`.
       HostLostError: another host is gone.
       DeadlineExceededError: other hosts didn't come in time.
       PassingError: the session failed in another way.
@@ -86,7 +84,7 @@ def on_rank_zero(function: Callable[[], object]) -> None:
 
     Raises:
       RankZeroError: `function` raised, which all hosts hear. They may go on. On rank 0 the cause is what it raised.
-      ConfigError, NotInitializedError, ThreadError, HostLostError, DeadlineExceededError, PassingError: as
+      ConfigError, UsageError, HostLostError, DeadlineExceededError, PassingError: as
         `process_sum` does.
     """
     _check_outside("on_rank_zero", [])

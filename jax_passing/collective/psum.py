@@ -56,12 +56,12 @@ def psum(
       along the axes.
 
     Raises:
-      NotInitializedError: without `jax_passing.init`, when a program is compiled (or a Python number is summed).
-      UnsupportedDtypeError: a leaf has another dtype.
+      UsageError: without `jax_passing.init`, when a program is compiled (or a Python number is summed); or a leaf has
+        another dtype.
       UnvaryingInputError: under `shard_map(check_vma=True)`, a leaf is known to be equal on all devices.
       ConfigError: the strategy or the wire can't carry out this sum, or nothing says whether the axis goes on over the
         hosts; the message says what to write.
-      ThreadError: another thread called `init`.
+      UsageError: another thread called `init`.
       NameError: an axis is not bound here.
     """
     summed, whole = without_float0(tree)
@@ -93,8 +93,7 @@ def pmean(
       dtypes stay. Under `shard_map(check_vma=True)` it is equal along the axes.
 
     Raises:
-      NotInitializedError: there is no session, when it is traced.
-      UnsupportedDtypeError, UnvaryingInputError, ConfigError, ThreadError, NameError: as `psum`.
+      UsageError, UnvaryingInputError, ConfigError, NameError: as `psum`; the first one when it is traced.
     """
     count = device_count(extent(axis_name), "pmean")
     summed, whole = without_float0(tree)

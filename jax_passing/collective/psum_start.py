@@ -26,7 +26,7 @@ from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf
 from jax_passing.collective.primitives.handles import LeafType
 from jax_passing.collective.primitives.hold import together
 from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, check_dtype, summand
-from jax_passing.errors import ConfigError, HandleError
+from jax_passing.errors import ConfigError, UsageError
 
 
 class _Kind(NamedTuple):
@@ -99,8 +99,8 @@ def psum_start(
 
     Raises:
       ConfigError: the strategy is "native"; and as `psum`.
-      HandleError: when it runs, too many handles of this call aren't finished.
-      NotInitializedError, UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: as `psum`.
+      UsageError: when it runs, too many handles of this call aren't finished; or as `psum`.
+      UnvaryingInputError, NameError: as `psum`.
     """
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
@@ -141,12 +141,12 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
       handle of `no_sum`.
 
     Raises:
-      HandleError: this is no handle. When it runs: the handle was used before, belongs to a session that is over, or
-        something was calculated with it.
-      NotInitializedError, ThreadError, NameError: as `psum`.
+      UsageError: this is no handle. When it runs: the handle was used before, belongs to a session that is over, or
+        something was calculated with it. Or as `psum`.
+      NameError: as `psum`.
     """
     if not isinstance(handle, PsumHandle):
-        raise HandleError(
+        raise UsageError(
             f"psum_done takes what jax_passing.psum_start or no_sum returned, not {type(handle).__name__}: give it the "
             "handle itself, not its arrays or a tree of handles (jax.tree.map over those)."
         )
@@ -154,7 +154,7 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
     tokens = jax.tree.leaves(handle)  # in the state of an nnx.Optimizer each is in a Variable
     if not all(jnp.shape(token) == () and jnp.result_type(token) == np.float32 for token in tokens):
         found = ", ".join(sorted({str(jax.typeof(jnp.asarray(token))) for token in tokens}))
-        raise HandleError(
+        raise UsageError(
             f"psum_done: this handle holds {found} instead of float32[]: something was calculated with it, such as a "
             "cast of an optimizer's state, or several were stacked. Carry and store handles as they are."
         )
@@ -197,7 +197,7 @@ def no_sum(
     Returns: A handle with the structure of `psum_start(tree, axis_name)`.
 
     Raises:
-      UnsupportedDtypeError, ConfigError: as `psum_start`.
+      UsageError, ConfigError: as `psum_start`.
     """
     check_bucket_bytes(bucket_bytes)
     leaves, treedef = jax.tree.flatten(tree)

@@ -32,7 +32,7 @@ from jax_passing.collective.primitives.passing_psum import (
     linear_jvp,
     passing_pvary_p,
 )
-from jax_passing.errors import ConfigError, GradientError
+from jax_passing.errors import ConfigError, UsageError
 
 _T = TypeVar("_T")
 
@@ -69,10 +69,11 @@ def pvary(
 
     Raises:
       ConfigError: a leaf varies already; and as `psum` does.
-      NotInitializedError, ThreadError, NameError: as `psum`.
-      UnequalError: when it first runs in a session, devices or hosts hold different bits (`init(check_equal=...)`).
-      GradientError: when the gradient is taken where JAX would sum it once more (outside of
+      UsageError: as `psum`; or when the gradient is taken where JAX would sum it once more (outside of
         `shard_map(check_vma=False)`, pmap or vmap).
+      NameError: as `psum`.
+      ProgramMismatchError: when it first runs in a session, devices or hosts hold different bits
+        (`init(check_equal=...)`).
     """
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
@@ -125,20 +126,20 @@ def _transpose(
     cotangents: Sequence[Any], *leaves: Any, along: Extent, site: Site, vmapped: bool, of_sums: bool
 ) -> list[Any]:
     if of_sums:
-        raise GradientError(
+        raise UsageError(
             f"jax_passing.pvary casts at {site.location} what comes from a sum over the same devices. Under "
             "check_vma=False the gradient of that sum adds up all devices' cotangents already, and each would count "
             "several times: leave out the cast, or use check_vma=True."
         )
     if not named_axes.check_vma() and any(jaxprs.comes_from(ct, _is_loss) for ct in cotangents):
-        raise GradientError(
+        raise UsageError(
             f"the loss whose gradient reaches what jax_passing.pvary cast at {site.location} is itself a psum or "
             "pmean. Under check_vma=False each device's loss counts, and all of them are that sum: the gradient would "
             "come out once for each device. Differentiate the device's own loss (divided by jax_passing.axis_size for "
             "a mean) and sum it outside of jax.grad, or its auxiliary output; or use check_vma=True."
         )
     if transposed_by_shard_map():
-        raise GradientError(
+        raise UsageError(
             f"the gradient of what jax_passing.pvary cast at {site.location} is taken from outside of "
             "shard_map(check_vma=False) or pmap, where JAX sums it over the devices once more. Take the gradient "
             "inside the mapped function, or use check_vma=True."

@@ -57,8 +57,8 @@ def psum_with_residuals(
       declares the axis, unless the strategy is "flat"; where a mesh spans the processes they vary.
 
     Raises:
-      GradientError: it is differentiated.
-      NotInitializedError, UnsupportedDtypeError, UnvaryingInputError, ConfigError, ThreadError, NameError: as `psum`.
+      UsageError: it is differentiated; or as `psum`.
+      UnvaryingInputError, ConfigError, NameError: as `psum`.
     """
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)

@@ -15,7 +15,7 @@ import jax
 from jax_passing import config
 from jax_passing._compat import jaxprs, patches, process
 from jax_passing.config import address_text
-from jax_passing.errors import AlreadyInitializedError, ConfigError
+from jax_passing.errors import ConfigError, UsageError
 from jax_passing.host import scope
 from jax_passing.host.session import Session, current
 
@@ -85,7 +85,7 @@ def init(
 
     Raises:
       ConfigError: a setting is unknown, malformed or missing; or JAX traces, or multiprocessing imports the script.
-      AlreadyInitializedError: this process has an open session.
+      UsageError: this process has an open session.
       SwitchUnreachableError: no switch answers at the address.
       AuthenticationError: only one of host and switch has a key, or they have different ones.
       JoinError: the switch refused this host, or other hosts didn't join in time.
@@ -105,7 +105,7 @@ def init(
             "tracing. Call it outside, before the function that is traced is called."
         )
     if not _lock.acquire(blocking=_opens_for_jax):  # the session that is being opened may be the wanted one
-        raise AlreadyInitializedError("Another thread is in jax_passing.init. One session serves the whole process.")
+        raise UsageError("Another thread is in jax_passing.init. One session serves the whole process.")
     try:
         session = current()
         settings, sources = _resolve(arguments, config)
@@ -113,7 +113,7 @@ def init(
             if session.take_over(settings):
                 patches.install()
                 return session
-            raise AlreadyInitializedError(
+            raise UsageError(
                 f"This process has a session (job {session.settings.job!r}, rank {session.rank}). Use "
                 "jax_passing.session.current(), or call its shutdown() first. If JAX's own collectives opened it, call "
                 "init before the first of them, or with the same settings."

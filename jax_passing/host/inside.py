@@ -60,6 +60,6 @@ def end(who: str, axis_names: tuple[str, ...], sums: int) -> None:
         InsideHostWarning,
         f"The session of {who} ends, but {made} "
         f"init(axis_name=...) declares {declares}.{noted} Sums go over the hosts if jax_passing makes them (psum, "
-        "pmean, overlap ...), or jax.lax in a `with jax_passing.lax_over_hosts():`, and if their axis is one that "
-        "init(axis_name=...) declares, by the name that it has in shard_map, pmap or vmap.",
+        "pmean, overlap ...) over an axis that init(axis_name=...) declares, by the name that it has in shard_map, "
+        "pmap or vmap.",
     )

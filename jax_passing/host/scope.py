@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jax_passing.config import Settings
-from jax_passing.errors import ConfigError, NotInitializedError, PassingError, ThreadError
+from jax_passing.errors import ConfigError, PassingError, UsageError
 from jax_passing.protocol import alike
 
 
@@ -29,7 +29,6 @@ class Scope(NamedTuple):
       same_hashes: Python's sets are in the same order on all hosts, and what a program does in a loop over one is, too.
       per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host; so may, without
         a warning, those of jax.lax.
-      lax_over_hosts: jax.lax's collectives go over the hosts, too.
       wire: how floats travel in sums that don't say so.
       check_equal: what the program takes for equal on all hosts is compared where it first runs.
     """
@@ -41,7 +40,6 @@ class Scope(NamedTuple):
     stream: str = ""
     same_hashes: bool = False
     per_host_gradients: bool = False
-    lax_over_hosts: bool = False
     wire: str = "full"
     check_equal: bool = True
 
@@ -150,7 +148,7 @@ def current() -> Scope | None:
     """Returns this thread's scope; None without a session: then nothing is known of the hosts yet.
 
     Raises:
-      ThreadError: there is a session, but it is another thread's.
+      UsageError: there is a session, but it is another thread's.
       PassingError: this process was forked from one that had called `init`.
     """
     check_process()
@@ -158,7 +156,7 @@ def current() -> Scope | None:
         return None
     scope = of_thread()
     if scope is None or (not scope.stream and threading.get_ident() != _thread):  # none, or that of an earlier session
-        raise ThreadError(
+        raise UsageError(
             f"Thread {threading.current_thread().name!r} asks for a sum, but another thread called jax_passing.init. "
             "What two threads dispatch may run in another order on each host, and their sums would mix up: give this "
             "thread an order of its own with `with jax_passing.stream('name'):` around the calls, under the same name "
@@ -171,12 +169,12 @@ def required(function: str) -> Scope:
     """Returns this thread's scope, for a function of ours that needs one.
 
     Raises:
-      NotInitializedError: there is no session.
-      ThreadError, PassingError: as `current` does.
+      UsageError: there is no session; or as `current` does.
+      PassingError: as `current` does.
     """
     scope = current()
     if scope is None:
-        raise NotInitializedError(f"no session: call jax_passing.init() before jax_passing.{function}")
+        raise UsageError(f"no session: call jax_passing.init() before jax_passing.{function}")
     return scope
 
 
@@ -186,17 +184,17 @@ def stream(name: str) -> Iterator[None]:
 
     What is called in this block meets only what other hosts call in a stream of the same name: programs on one device,
     `process_sum` and `barrier`. (Programs on several devices XLA runs one after the other, in an order that differs
-    between hosts if they come from several threads: they raise ThreadError.) The thread that called `init` needs none.
+    between hosts if they come from several threads: they raise UsageError.) The thread that called `init` needs none.
 
     Raises:
-      NotInitializedError: without a session.
+      UsageError: without a session.
       ConfigError: the name isn't a short printable text, or somebody is in the stream already.
       PassingError: this process was forked after `init`.
     """
     global _had_streams
     check_process()
     if _session is None:
-        raise NotInitializedError("no session: call jax_passing.init() before entering a stream")
+        raise UsageError("no session: call jax_passing.init() before entering a stream")
     if not isinstance(name, str) or not 1 <= len(name) <= 128 or not name.isprintable():
         raise ConfigError(f"Bad name of a stream, {name!r}: expected 1 to 128 printable characters.")
     with _streams_lock:

@@ -19,9 +19,8 @@ from jax_passing.errors import (
     Failure,
     HostJoinedError,
     HostLostError,
-    NotInitializedError,
     PassingError,
-    ThreadError,
+    UsageError,
     typed,
 )
 from jax_passing.host import inside, processes, scope, unfinished_handles
@@ -138,9 +137,9 @@ class Session:
           ConfigError: the session isn't elastic.
           JoinError: fewer than `world_size_min` hosts came.
           SwitchUnreachableError: neither the switch nor a standby can be reached.
-          NotInitializedError: the session is shut down.
+          UsageError: the session is shut down.
           ClosedError: the session is shut down meanwhile, by another thread or a handler of signals.
-          ThreadError: another thread called `init`.
+          UsageError: another thread called `init`.
           PassingError: this process was forked after `init`.
         """
         scope.check_process()
@@ -168,9 +167,9 @@ class Session:
         if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
             raise ConfigError(f"session.rejoin(step={step!r}): expected a number of steps, or None.")
         if self._is_shut_down:
-            raise NotInitializedError("the session is shut down: call jax_passing.init() instead of session.rejoin()")
+            raise UsageError("the session is shut down: call jax_passing.init() instead of session.rejoin()")
         if not scope.is_thread_of_session():
-            raise ThreadError("Call session.rejoin in the thread that called jax_passing.init.")
+            raise UsageError("Call session.rejoin in the thread that called jax_passing.init.")
 
     def take_over(self, settings: Settings) -> bool:
         """Makes the calling thread the one that called `init`, if the session was opened for JAX's own collectives.
@@ -214,7 +213,7 @@ class Session:
         """Waits for pending sums and for the other hosts to be done too, at most `deadline_s`; then leaves.
 
         Quick after a failure. A second call does nothing. JAX functions that were dispatched are waited for, those
-        that run later raise NotInitializedError.
+        that run later raise UsageError.
 
         Warns (InsideHostWarning) if there were other hosts, but nothing was summed over them; and
         (UnfinishedHandlesWarning) if `psum_done` didn't take what `psum_start` started.

@@ -82,7 +82,7 @@ def compressed_psum(
     Raises:
       ConfigError: here, an unknown wire. In `update`, the state belongs to another model, the wire is too narrow for so
         many hosts, a mesh spans the processes, or `optax.MultiSteps` is around it under `check_vma=True`.
-      NotInitializedError, UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: in `update`, as
+      UsageError, UnvaryingInputError, NameError: in `update`, as
         `jax_passing.psum`.
     """
     function = "compressed_psum"

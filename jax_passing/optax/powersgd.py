@@ -93,7 +93,7 @@ def powersgd(
 
     Raises:
       ConfigError: here, an argument is out of range. In `update`, as `compressed_psum`.
-      NotInitializedError, UnsupportedDtypeError, UnvaryingInputError, ThreadError, NameError: in `update`, as
+      UsageError, UnvaryingInputError, NameError: in `update`, as
         `jax_passing.psum`.
     """
     check_wire_name(wire, _FUNCTION)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 from jax_passing.host.processes import Fact, differences, refusals_told, told_unless_refused
 from jax_passing.partitioning.digest import digest_of
 from jax_passing.partitioning.search import Chain, Limits, best_cuts
@@ -33,13 +33,13 @@ def _processes() -> list[int]:
 
 def refusing_together() -> AbstractContextManager[None]:
     """Surrounds all that precedes `measured_once`: if it raises, the other processes, which wait there, learn why."""
-    return refusals_told(WHAT, _processes(), PartitionError)
+    return refusals_told(WHAT, _processes(), UsageError)
 
 
 def check_arrays(given: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(given):
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-            raise PartitionError(
+            raise UsageError(
                 f"{jax.tree_util.keystr(path)} of (params, batch) has parts in other processes. With cost='measure' "
                 "one process times the stages by itself, so give it arrays of its own, such as NumPy's."
             )
@@ -68,22 +68,22 @@ def measured_once(
       cuts: to begin with.
       given: (params, batch).
 
-    Raises PartitionError in all of them if they don't agree, if not all of them call this, if one raises before, in
+    Raises UsageError in all of them if they don't agree, if not all of them call this, if one raises before, in
     `refusing_together`, or if process 0 can't measure.
     """
     processes = _processes()
     if len(processes) == 1:
         return _measured(slicer, chain, cuts, limits, given)
-    if differing := differences(told_unless_refused(WHAT, "cut this model", facts, processes, PartitionError)):
-        raise PartitionError(
+    if differing := differences(told_unless_refused(WHAT, "cut this model", facts, processes, UsageError)):
+        raise UsageError(
             "The processes don't cut the same model, so the times of process 0 can't hold for all of them. They differ "
             f"in {', '.join(differing)}. Call partition with the same loss and arguments in every process."
         )
     own = None
     if jax.process_index() == 0:
-        with refusals_told(WHAT, processes, PartitionError, MEASURING_S):
+        with refusals_told(WHAT, processes, UsageError, MEASURING_S):
             own = _measured(slicer, chain, cuts, limits, given)
-    said = told_unless_refused(WHAT, "measure the stages", own, processes, PartitionError, MEASURING_S)
+    said = told_unless_refused(WHAT, "measure the stages", own, processes, UsageError, MEASURING_S)
     times_s, cuts = said[0]
     return times_s, tuple(cuts)
 

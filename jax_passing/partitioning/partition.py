@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning import measure
 from jax_passing.partitioning.arrays import bytes_of
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
@@ -68,7 +68,7 @@ def partition(
       optimizer_copies: bytes of optimiser state for each byte of parameters; Adam keeps two.
       microbatches: how many are in the pipeline at once, at most. A stage keeps what their backward passes need.
 
-    Raises PartitionError if the loss has side effects or collectives, or can't be cut as asked. With cost="measure" all
+    Raises UsageError if the loss has side effects or collectives, or can't be cut as asked. With cost="measure" all
     processes raise it if their arguments differ, if not all of them call this, or if one of them fails.
     """
     with measure.refusing_together() if cost == "measure" else contextlib.nullcontext():
@@ -82,9 +82,7 @@ def partition(
         model = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
         slicer = Slicer(model, loss.names)
         if not slicer.chain:
-            raise PartitionError(
-                "The loss doesn't depend on both the parameters and the batch: there is nothing to cut."
-            )
+            raise UsageError("The loss doesn't depend on both the parameters and the batch: there is nothing to cut.")
         costs = costs_of_chain(slicer)
         forward_s = np.array([cost.forward.time_s(flops_per_s, bytes_per_s) for cost in costs])
         backward_s = np.array([cost.backward.time_s(flops_per_s, bytes_per_s) for cost in costs])
@@ -123,11 +121,11 @@ def partition(
 
 def _check_settings(stages: int, cost: str, rates: Sequence[float], microbatches: int) -> None:
     if stages < 1:
-        raise PartitionError(f"stages is {stages}; a model has at least one.")
+        raise UsageError(f"stages is {stages}; a model has at least one.")
     if min(rates) <= 0 or microbatches < 1:
-        raise PartitionError("flops_per_s, bytes_per_s and link_gbit must be above 0, and microbatches at least 1.")
+        raise UsageError("flops_per_s, bytes_per_s and link_gbit must be above 0, and microbatches at least 1.")
     if cost not in ("flops", "measure"):
-        raise PartitionError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
+        raise UsageError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
 
 
 class _FlatLoss:
@@ -151,14 +149,14 @@ class _FlatLoss:
         self._has_aux = has_aux
 
     def __call__(self, params: Sequence[Any], batch: Sequence[Any]) -> list[Any]:
-        """Raises PartitionError if the loss isn't what `jax.value_and_grad` takes."""
+        """Raises UsageError if the loss isn't what `jax.value_and_grad` takes."""
         result = self._loss_fn(jax.tree.unflatten(self.params_tree, params), jax.tree.unflatten(self.batch_tree, batch))
         if isinstance(result, tuple) != self._has_aux:
             returned = "a tuple: pass has_aux=True" if isinstance(result, tuple) else "no tuple (loss, aux)"
-            raise PartitionError(f"With has_aux={self._has_aux} the loss returned {returned}.")
+            raise UsageError(f"With has_aux={self._has_aux} the loss returned {returned}.")
         loss, aux = result if self._has_aux else (result, ())
         if jnp.shape(loss) != () or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
-            raise PartitionError(f"The loss has to be a real scalar; this one is {jax.typeof(loss)}.")
+            raise UsageError(f"The loss has to be a real scalar; this one is {jax.typeof(loss)}.")
         outputs, self.outputs_tree = jax.tree.flatten((loss, aux))
         return outputs
 

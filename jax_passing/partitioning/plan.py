@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.search import Chain
 from jax_passing.partitioning.stages import Output, Piece, Stage, put_together
 
@@ -104,7 +104,7 @@ class Plan:
         """Computes what `jax.value_and_grad` of the loss does, stage by stage: first all forward passes, then all
         backward passes.
 
-        Pipelines do the same, here on one device and with one microbatch. Raises PartitionError if the parameters or
+        Pipelines do the same, here on one device and with one microbatch. Raises UsageError if the parameters or
         the batch aren't those that the plan was made for.
         """
         _check("The leaves of the batch", batch, self.batch_tree, self.batch_shapes)
@@ -128,7 +128,7 @@ class Plan:
         return (loss, aux) if self._has_aux else loss
 
     def leaves_of_params(self, params: Any) -> list[Any]:
-        """Returns the leaves. Raises PartitionError if these aren't the parameters that the plan was made for, or their
+        """Returns the leaves. Raises UsageError if these aren't the parameters that the plan was made for, or their
         shapes."""
         return _check("The parameters", params, self.params_tree, self.params_shapes)
 
@@ -178,14 +178,14 @@ class Plan:
 
 
 def _check(what: str, given: Any, tree: Any, shapes: Sequence[jax.ShapeDtypeStruct]) -> list[Any]:
-    """Returns the leaves. Raises PartitionError if they are others, with which stages would compute something else."""
+    """Returns the leaves. Raises UsageError if they are others, with which stages would compute something else."""
     leaves, found = jax.tree.flatten(given)
     if found != tree:
-        raise PartitionError(f"{what} have another structure than those of the plan: {difference(found, tree)}.")
+        raise UsageError(f"{what} have another structure than those of the plan: {difference(found, tree)}.")
     for (path, leaf), wanted in zip(jax.tree_util.tree_leaves_with_path(given), shapes, strict=True):
         dtype, shape = jnp.result_type(leaf), list(np.shape(leaf))
         if dtype != wanted.dtype or shape != list(wanted.shape):
-            raise PartitionError(
+            raise UsageError(
                 f"{what} differ from those of the plan in {jax.tree_util.keystr(path) or 'the only one'}: "
                 f"{dtype}{shape} instead of {wanted.dtype}{list(wanted.shape)}. A plan is made for these shapes only."
             )

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.cut import is_mark
 from jax_passing.partitioning.operations import CHECKPOINT, Turn, holds_operations
 from jax_passing.partitioning.search import Floats, slowest_share
@@ -16,24 +16,24 @@ NOTABLE = 1.1  # times as long
 
 def legal_positions(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> NDArray[np.bool_]:
     """Tells of each position in the chain whether a cut may be there: at the user's marks, if there are any, else
-    where at most `max_live` values cross. Raises PartitionError if the positions are too few."""
+    where at most `max_live` values cross. Raises UsageError if the positions are too few."""
     if not (marked := _marked(slicer)):
         counts = [len(live) for live in slicer.crossing]
         inner = sorted(counts[1:-1])
         if len(inner) < stages - 1:
-            raise PartitionError(
+            raise UsageError(
                 f"The loss has {len(slicer.chain)} operations that depend on both parameters and batch, too few for "
                 f"{stages} stages. {_undivided(slicer, stages, compute_s)}".rstrip()
             )
         if stages > 1 and (enough := inner[stages - 2]) > max_live:
-            raise PartitionError(
+            raise UsageError(
                 f"There are {sum(count <= max_live for count in inner)} positions where a cut would be crossed by at "
                 f"most {max_live} values (max_live), too few for {stages} stages: max_live={enough} allows enough; or "
                 "ask for fewer stages."
             )
         return np.array(counts) <= max_live
     if len(marked) < stages - 1:
-        raise PartitionError(
+        raise UsageError(
             f"The model has {len(marked)} marks (jax_passing.cut), too few for {stages} stages: set at least "
             f"{stages - 1} marks, or none."
         )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 
 Floats = NDArray[np.float64]
 
@@ -132,13 +132,13 @@ def best_cuts(chain: Chain, stages: int, limits: Limits | None = None) -> tuple[
     The slowest stage is as fast as it can be; among such cuts, as few bytes as possible cross them. The time that this
     takes grows with the number of stages, and with the square of the number of legal positions.
 
-    Raises PartitionError if there are too few legal positions, or if no stages fit into the memory.
+    Raises UsageError if there are too few legal positions, or if no stages fit into the memory.
     """
     limits = limits or Limits()
     n = len(chain.compute_s)
     inner = np.flatnonzero(chain.may_cut[1:n]) + 1
     if len(inner) < stages - 1:
-        raise PartitionError(
+        raise UsageError(
             f"The model can be cut in {len(inner)} positions, too few for {stages} stages: ask for fewer stages."
         )
     positions = np.concatenate([[0], inner, [n]])
@@ -146,7 +146,7 @@ def best_cuts(chain: Chain, stages: int, limits: Limits | None = None) -> tuple[
     fits = _what_fits(chain, limits, positions, stages)
     best = _slowest(cost, fits, stages)
     if not np.isfinite(best):
-        raise PartitionError(
+        raise UsageError(
             f"No way to cut the model into {stages} stages fits into {limits.memory_bytes:.3g} bytes for each stage. "
             "Use more stages, a smaller microbatch, or rematerialisation (jax.checkpoint)."
         )

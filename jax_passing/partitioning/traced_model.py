@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import no_mesh
 from jax_passing.partitioning.operations import Operation, is_jaxpr, source_line
 
@@ -106,14 +106,14 @@ class Builder:
 def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any]) -> TracedModel:
     """Traces `loss(params, batch)`, which takes lists of leaves (arrays or their shapes) and returns a list of leaves.
 
-    Raises PartitionError if the loss has something in it that no stage can have.
+    Raises UsageError if the loss has something in it that no stage can have.
     """
     try:
         closed = jax.make_jaxpr(loss)(list(params), list(batch))
     except NameError as error:
         if (axis := re.search(r"unbound axis name: ([^\s.]+)", str(error))) is None:
             raise
-        raise PartitionError(
+        raise UsageError(
             f"The loss computes along the axis '{axis[1]}', as psum, pmean and axis_index do, but a loss is for the "
             "microbatch of one device, and no stage has this axis. Leave the axis out of the loss (also as axis_name "
             "of layers). The pipeline itself takes the mean of the loss and of its gradients over all microbatches, "
@@ -139,13 +139,13 @@ def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any])
 
 
 def _check(jaxpr: core.Jaxpr) -> None:
-    """Raises PartitionError if the jaxpr has something in it that no stage can have."""
+    """Raises UsageError if the jaxpr has something in it that no stage can have."""
     for eqn in jaxpr.eqns:
         axes = eqn.params.get("axes") or getattr(
             eqn.params.get("along"), "axes", None
         )  # `axes` in JAX's sums, `along` in ours
         if eqn.effects and axes:
-            raise PartitionError(
+            raise UsageError(
                 f"{eqn.primitive.name.removesuffix('_invariant')} over {', '.join(map(repr, axes))}, in a shard_map of "
                 f"the loss ({source_line(eqn) or 'or in its derivative'}), goes over devices of a mesh that no stage "
                 "has. Take shard_map and its collectives out of the loss. To spread a layer over several devices, give "
@@ -154,12 +154,12 @@ def _check(jaxpr: core.Jaxpr) -> None:
                 "mean over the data axis."
             )
         if eqn.effects:
-            raise PartitionError(
+            raise UsageError(
                 f"{eqn.primitive.name} {source_line(eqn) or 'in the loss'} has a side effect, which no stage can have: "
                 "take it out of the loss."
             )
         if eqn.primitive.name == "sharding_constraint":
-            raise PartitionError(
+            raise UsageError(
                 f"The sharding constraint {source_line(eqn) or 'in the loss'} is for a mesh that no stage has: take it "
                 "out, and say how parameters lie by param_specs of jax_passing.pipeline."
             )

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.host.processes import Fact, differences, told_unless_refused
 from jax_passing.partitioning.digest import ADDRESS, digest_of
 from jax_passing.partitioning.plan import Plan
@@ -60,14 +60,14 @@ def facts_of(
 def agree(mesh: Mesh, facts: Mapping[str, Fact], own: SessionInfo | None) -> dict[int, SessionInfo | None]:
     """Compares the facts of all processes that have a part of the mesh, and returns the session of each of them.
 
-    Each process calls this, or raises before, in `refusals_told(WHAT, ...)`. Raises PipelineError on all of them if
+    Each process calls this, or raises before, in `refusals_told(WHAT, ...)`. Raises UsageError on all of them if
     they don't have the same pipeline, if one of them has refused it, or if one doesn't come in time.
     """
-    said = told_unless_refused(WHAT, "make this pipeline", [facts, own], processes_of(mesh), PipelineError)
+    said = told_unless_refused(WHAT, "make this pipeline", [facts, own], processes_of(mesh), UsageError)
     differing = differences({process: facts for process, (facts, _) in said.items()})
     if differing:
         more = f", and {len(differing) - SHOWN_MAX} more" if len(differing) > SHOWN_MAX else ""
-        raise PipelineError(
+        raise UsageError(
             "The processes of the mesh don't have the same pipeline. They differ in "
             f"{', '.join(differing[:SHOWN_MAX])}{more}. Make the plan from the same model with the same arguments in "
             "every process, including the parameters that are initialized and arrays that the loss closes over, and "

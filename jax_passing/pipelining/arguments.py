@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import is_inexact
 from jax_passing.partitioning.plan import Plan
 from jax_passing.pipelining.schedule import Schedule
@@ -19,18 +19,16 @@ SCHEDULES: Mapping[str, Callable[[int, int], Schedule]] = {"gpipe": gpipe, "1f1b
 
 def check_axes(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
     if not {stage_axis, data_axis}.issubset(mesh.axis_names):
-        raise PipelineError(
-            f"The mesh has the axes {mesh.axis_names}; a pipeline needs {stage_axis!r} and {data_axis!r}."
-        )
+        raise UsageError(f"The mesh has the axes {mesh.axis_names}; a pipeline needs {stage_axis!r} and {data_axis!r}.")
     if stage_axis == data_axis:
-        raise PipelineError(f"stage_axis and data_axis are both {stage_axis!r}; the mesh needs an axis for each.")
+        raise UsageError(f"stage_axis and data_axis are both {stage_axis!r}; the mesh needs an axis for each.")
 
 
 def checked_specs(plan: Plan, mesh: Mesh, axes: tuple[str, str], param_specs: Any) -> list[PartitionSpec]:
     """Returns the PartitionSpec of each leaf of the parameters. `axes`: those of stages and data."""
     for shape in plan.params_shapes:
         if not is_inexact(shape):
-            raise PipelineError(
+            raise UsageError(
                 f"There are parameters of {shape.dtype}, but only floating-point parameters have gradients."
             )
     specs = _specs_by_leaf(plan, param_specs)
@@ -57,27 +55,27 @@ def _specs_by_leaf(plan: Plan, param_specs: Any) -> list[PartitionSpec]:
     try:
         jax.tree.map(add, param_specs, params, is_leaf=lambda one: one is None or isinstance(one, PartitionSpec))
     except ValueError as error:
-        raise PipelineError(f"param_specs isn't a prefix of the tree of parameters: {error}") from None
+        raise UsageError(f"param_specs isn't a prefix of the tree of parameters: {error}") from None
     return specs
 
 
 def _check_spec(name: str, shape: jax.ShapeDtypeStruct, spec: Any, sizes: Mapping[Any, int]) -> None:
     """Checks the spec of a parameter, or of a stage's rows of it. `sizes`: of the mesh's other axes."""
     if not isinstance(spec, PartitionSpec):
-        raise PipelineError(f"param_specs has {spec!r} for {name}; it has to be a jax.sharding.PartitionSpec.")
+        raise UsageError(f"param_specs has {spec!r} for {name}; it has to be a jax.sharding.PartitionSpec.")
     if len(spec) > len(shape.shape):
-        raise PipelineError(f"{spec} in param_specs has {len(spec)} entries; {name} has the shape {shape.shape}.")
+        raise UsageError(f"{spec} in param_specs has {len(spec)} entries; {name} has the shape {shape.shape}.")
     for size, entry in zip(shape.shape, spec, strict=False):
         along = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
         if not sizes.keys() >= set(along):
-            raise PipelineError(
+            raise UsageError(
                 f"{spec} in param_specs names {', '.join(repr(axis) for axis in along if axis not in sizes)}. "
                 "Parameters can only lie along axes other than those of stages and data; this mesh has "
                 f"{', '.join(map(repr, sorted(sizes))) or 'none'}."
             )
         parts = math.prod(sizes[axis] for axis in along)
         if size % parts:
-            raise PipelineError(
+            raise UsageError(
                 f"{spec} in param_specs cuts a dimension of {name}, which has the shape {shape.shape}, into {parts} "
                 f"parts; {size} isn't a multiple of that."
             )
@@ -86,12 +84,12 @@ def _check_spec(name: str, shape: jax.ShapeDtypeStruct, spec: Any, sizes: Mappin
 def checked_schedule(plan: Plan, mesh: Mesh, stage_axis: str, microbatches: int, schedule: str | Schedule) -> Schedule:
     """Makes the schedule if it is given by name, and checks that it suits the plan and the mesh."""
     if not isinstance(microbatches, int | np.integer) or microbatches < 1:
-        raise PipelineError(f"microbatches is {microbatches!r}; it has to be a whole number, at least 1.")
+        raise UsageError(f"microbatches is {microbatches!r}; it has to be a whole number, at least 1.")
     devices, stages = mesh.shape[stage_axis], len(plan.stages)
     if isinstance(schedule, str):
         schedule = _schedule_of(schedule, devices, stages, microbatches)
     if (schedule.stages, len(schedule.tasks), schedule.microbatches) != (stages, devices, microbatches):
-        raise PipelineError(
+        raise UsageError(
             f"The schedule is for {schedule.stages} stages on {len(schedule.tasks)} devices and "
             f"{schedule.microbatches} microbatches; the plan has {stages} stages, the axis {stage_axis!r} has "
             f"{devices} devices, and microbatches is {microbatches}."
@@ -103,12 +101,12 @@ def checked_schedule(plan: Plan, mesh: Mesh, stage_axis: str, microbatches: int,
 def _schedule_of(name: str, devices: int, stages: int, microbatches: int) -> Schedule:
     if name == "interleaved":
         if stages % devices:
-            raise PipelineError(f"{stages} stages aren't a multiple of {devices} devices, which interleaving needs.")
+            raise UsageError(f"{stages} stages aren't a multiple of {devices} devices, which interleaving needs.")
         return interleaved(devices, microbatches, stages // devices)
     if name not in SCHEDULES:
-        raise PipelineError(f"schedule is {name!r}; it may be 'interleaved', {', '.join(map(repr, SCHEDULES))}.")
+        raise UsageError(f"schedule is {name!r}; it may be 'interleaved', {', '.join(map(repr, SCHEDULES))}.")
     if stages != devices:
-        raise PipelineError(
+        raise UsageError(
             f"The plan has {stages} stages and the mesh has {devices} devices for them: the schedule {name!r} needs as "
             "many stages as devices. With several stages on each device, use 'interleaved'."
         )

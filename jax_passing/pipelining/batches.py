@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.plan import Plan, difference
 from jax_passing.pipelining.runner import Runner
 
@@ -35,7 +35,7 @@ class Batches:
         """Returns by stage the leaves that it uses, as arrays [column, microbatch, ...]."""
         leaves, tree = jax.tree.flatten(batch)
         if tree != self._plan.batch_tree:
-            raise PipelineError(
+            raise UsageError(
                 f"The batch has another structure than the plan's: {difference(tree, self._plan.batch_tree)}."
             )
         arranged = [self._arranged(leaf, shape) for leaf, shape in zip(leaves, self._plan.batch_shapes, strict=True)]
@@ -51,9 +51,9 @@ class Batches:
         stacked = (total, *shape.shape)
         fits = [stacked] + ([(total * shape.shape[0], *shape.shape[1:])] if shape.shape else [])
         if jnp.result_type(leaf) != shape.dtype:
-            raise PipelineError(f"A leaf of the batch is {jnp.result_type(leaf)}; the plan was made for {shape.dtype}.")
+            raise UsageError(f"A leaf of the batch is {jnp.result_type(leaf)}; the plan was made for {shape.dtype}.")
         if np.shape(leaf) not in fits:
-            raise PipelineError(
+            raise UsageError(
                 f"A leaf of the batch has the shape {np.shape(leaf)}. A microbatch has the shape {shape.shape}, and "
                 f"the batch needs {total} microbatches: {count[1]} for each of {count[0]} devices along the data axis. "
                 f"So the leaf's shape has to be {' or '.join(map(str, fits))}. A random key is split for that: "

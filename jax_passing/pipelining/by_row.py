@@ -17,7 +17,7 @@ from jax import lax
 from jax.extend import core
 from jax.sharding import NamedSharding
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import shape_of
 from jax_passing.partitioning.operations import CHECKPOINT, Operation, source_line
 from jax_passing.partitioning.traced_model import Builder
@@ -70,7 +70,7 @@ class ByRow:
           wanted: homes of the results.
           rows: by row, the sharding of arrays that are the same on all of its devices.
 
-        Raises PipelineError if an operation would need arrays of several rows.
+        Raises UsageError if an operation would need arrays of several rows.
         """
         self._rows = rows
         closed = jax.make_jaxpr(function)(list(shapes))
@@ -209,7 +209,7 @@ class _Values(Builder):
         if len(arrays) > 1:
             return self._apart(eqn, arguments, scope, calls, arrays)
         if eqn.effects:
-            raise PipelineError(
+            raise UsageError(
                 f"{eqn.primitive.name} {source_line(eqn)} in the optimiser has a side effect, which would happen "
                 "on each row of the mesh, or on none: take it out."
             )
@@ -230,7 +230,7 @@ class _Values(Builder):
     def _apart(
         self, eqn: core.JaxprEqn, arguments: Sequence[Any], scope: str, calls: Any, arrays: dict[int, int]
     ) -> list[Any]:
-        """Adds an operation that takes arrays of several rows as operations that don't, or raises PipelineError."""
+        """Adds an operation that takes arrays of several rows as operations that don't, or raises UsageError."""
         name = eqn.primitive.name
         if name in _CALLS:
             body = eqn.params[_CALLS[name]]
@@ -242,7 +242,7 @@ class _Values(Builder):
             return [self._chosen([index, *several]) for several in zip(*cases, strict=True)]
         (row, one), (other_row, other) = sorted(arrays.items())[:2]
         location = Operation(eqn, tuple(arguments), (), scope, calls).location
-        raise PipelineError(
+        raise UsageError(
             f"The optimiser computes with {self._names[one]}, which is on row {row} of the mesh, and with "
             f"{self._names[other]}, which is on row {other_row}, in one operation: {name}, {location}. {REMEDY}"
         )
@@ -268,9 +268,9 @@ class _Values(Builder):
         return found
 
     def check(self, output: Any, row: int, name: str) -> None:
-        """Raises PipelineError if this is an array of another row."""
+        """Raises UsageError if this is an array of another row."""
         if isinstance(output, int) and output in self._names and self.row_of[output] != row:
-            raise PipelineError(
+            raise UsageError(
                 f"The optimiser makes {name}, which is on row {row} of the mesh, from {self._names[output]}, which is "
                 f"on row {self.row_of[output]}. {REMEDY}"
             )

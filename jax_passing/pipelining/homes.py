@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import weak_shape_of
 from jax_passing.partitioning.plan import Plan, sum_of
 from jax_passing.partitioning.stages import Piece
@@ -54,12 +54,12 @@ class Homes:
         return self.whole([put(leaf, home) for leaf, home in zip(leaves, self._shardings, strict=True)])
 
     def check_placed(self, params: Sequence[Any]) -> None:
-        """Raises PipelineError if the mesh spans several processes and the parameters aren't at home."""
+        """Raises UsageError if the mesh spans several processes and the parameters aren't at home."""
         if not self._spans_processes:
             return
         for leaf, home in zip(params, self._shardings, strict=True):
             if not isinstance(leaf, jax.Array) or leaf.sharding.device_set != home.device_set:
-                raise PipelineError(
+                raise UsageError(
                     "The mesh spans several processes, and the parameters aren't on their stages' devices: call "
                     "params = step.place(params) before the first step, in every process."
                 )
@@ -96,20 +96,20 @@ class Homes:
         return self.whole(gradients)
 
     def leaves(self, tree: Any, remedy: str = REMEDY) -> list[Any]:
-        """Lists the leaves of a tree that an optimiser made. Raises PipelineError if it isn't like the parameters'."""
+        """Lists the leaves of a tree that an optimiser made. Raises UsageError if it isn't like the parameters'."""
         try:
             return self._plan.params_tree.flatten_up_to(tree)
         except ValueError as error:
-            raise PipelineError(
+            raise UsageError(
                 f"This tree isn't like that of the parameters: it is {_text(jax.tree.structure(tree))}, theirs is "
                 f"{_text(self._plan.params_tree)}. {remedy}"
             ) from error
 
     def arrays(self, tree: Any) -> list[Any]:
-        """Lists the leaves of a tree of arrays that a user gives. Raises PipelineError if JAX traces them."""
+        """Lists the leaves of a tree of arrays that a user gives. Raises UsageError if JAX traces them."""
         leaves = self.leaves(tree, "Give gradients and parameters as the step takes and returns them.")
         if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            raise PipelineError(
+            raise UsageError(
                 "The parameters lie on several stages' devices, and one program can't be on all of them: call the "
                 "optimiser that by_stage made outside of jax.jit. It has a jitted program for each stage."
             )

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.host import session
 
 
@@ -34,7 +34,7 @@ def stage_job(mesh: Mesh, stage_axis: str = "stage") -> StageJob:
     for stage, processes in enumerate(_rows(mesh, stage_axis)):
         if own in processes:
             return StageJob(stage, processes.index(own), len(processes))
-    raise PipelineError("The mesh has no device of this process: leave the process out, or give it a part.")
+    raise UsageError("The mesh has no device of this process: leave the process out, or give it a part.")
 
 
 class SessionInfo(NamedTuple):
@@ -63,15 +63,15 @@ def session_info(data_axis: str) -> SessionInfo | None:
 
 
 def check_job(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
-    """Raises PipelineError if this process's session, without regard to those of others, doesn't suit the mesh."""
+    """Raises UsageError if this process's session, without regard to those of others, doesn't suit the mesh."""
     stage_job(mesh, stage_axis)  # raises if this process has no part of the mesh
     open_one = session.current()
     if open_one is not None and open_one.settings.world_size_min is not None:
-        raise PipelineError("A pipeline's hosts can't come and go: leave out init(world_size_min=...).")
+        raise UsageError("A pipeline's hosts can't come and go: leave out init(world_size_min=...).")
     own = session_info(data_axis)
     is_alone = processes_of(mesh) == [jax.process_index()]
     if is_alone and own is not None and own.world_size > 1 and not own.is_declared:
-        raise PipelineError(
+        raise UsageError(
             f"The session has {own.world_size} hosts, but the data axis {data_axis!r} isn't among the axes that it "
             f"declares to continue over them ({', '.join(map(repr, _declared())) or 'none'}), so that each host "
             f"would train a model of its own. Write jax_passing.init(axis_name={data_axis!r}) on every host."
@@ -79,7 +79,7 @@ def check_job(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
 
 
 def check_jobs(mesh: Mesh, stage_axis: str, data_axis: str, sessions: Mapping[int, SessionInfo | None]) -> None:
-    """Raises PipelineError if the sessions of the processes that the mesh spans don't suit it.
+    """Raises UsageError if the sessions of the processes that the mesh spans don't suit it.
 
     All processes raise the same. A sum that some of them never join would hang in the middle of a step, and a sum of
     the processes of two stages would add gradients of different parameters.
@@ -94,7 +94,7 @@ def check_jobs(mesh: Mesh, stage_axis: str, data_axis: str, sessions: Mapping[in
             + (f", and declares {data_axis!r}" if one is not None and one.is_declared else "")
             for process, one in sorted(sessions.items())
         ]
-        raise PipelineError(
+        raise UsageError(
             "The sessions of the mesh's processes don't suit its stages. The processes that share a stage must be the "
             "ranks of one job, in ascending order, as jax_passing.stage_job(mesh) says. A process that has a stage by "
             "itself needs no session, or one of a single host. If its session has more hosts, it must declare the data "

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import no_mesh, weak_shape_of
 from jax_passing.pipelining.by_row import REMEDY, ByRow, Home
 from jax_passing.pipelining.homes import Homes, norm_of
@@ -51,7 +51,7 @@ class _State:
             for path in own:
                 rows_of.get(path, []).append(row)
         if not number_of.keys() >= set(itertools.chain(*paths)) or not all(rows_of.values()):
-            raise PipelineError(
+            raise UsageError(
                 "The state of this optimiser for some of the parameters isn't a part of its state for all of them, so "
                 f"by_stage can't tell which parameters its leaves belong to. {REMEDY}"
             )
@@ -103,7 +103,7 @@ def _of_row(init: Any, params: Any, row: int) -> Any:
     try:
         return jax.eval_shape(init, params)
     except Exception as error:
-        raise PipelineError(
+        raise UsageError(
             f"The optimiser's init fails for the parameters of row {row} of the mesh alone, with None for all others: "
             f"{type(error).__name__}: {error}. {REMEDY}"
         ) from error
@@ -157,7 +157,7 @@ class _StagewiseOptimizer:
         held = [] if params is None else homes.arrays(params)
         other_leaves, other_tree = jax.tree.flatten(others)
         if any(map(callable, other_leaves)):
-            raise PipelineError(
+            raise UsageError(
                 f"Among {', '.join(others)} is a function. A function that evaluates the loss, as a line search needs, "
                 f"takes the parameters of all stages. {REMEDY}"
             )

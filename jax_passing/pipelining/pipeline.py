@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.host.processes import refusals_told
 from jax_passing.partitioning.arrays import no_mesh
 from jax_passing.partitioning.plan import Plan
@@ -70,7 +70,7 @@ class Pipeline:
     def _compare(self) -> None:
         """Compares this pipeline with those of the other processes that the mesh spans, which all call this.
 
-        Raises PipelineError in all of them if they don't have the same pipeline, or if their sessions don't suit it.
+        Raises UsageError in all of them if they don't have the same pipeline, or if their sessions don't suit it.
         """
         passes = [runner.passes for runner in self._runners]
         facts = facts_of(self.plan, passes, self.mesh, self._axes, self.schedule, self._specs)
@@ -98,7 +98,7 @@ class Pipeline:
           max_norm: gradients whose norm over all stages is greater are first scaled down to it, as by
             `optax.clip_by_global_norm`; the norm is added up in float32.
 
-        `init` and `update` raise PipelineError inside of jax.jit, and if the optimiser computes with arrays of several
+        `init` and `update` raise UsageError inside of jax.jit, and if the optimiser computes with arrays of several
         stages at once, or with a function (as a line search does).
         """
         return stagewise_optimizer(optimizer, self._homes, max_norm)
@@ -122,10 +122,10 @@ class Pipeline:
           The loss, or (loss, aux); and the gradients, which lie where their parameters do. Floating-point values of aux
           are means; any other value is that of the last microbatch.
 
-        Raises PipelineError if the batch has other shapes, PartitionError if the parameters have.
+        Raises UsageError if the batch or the parameters have other shapes.
         """
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, batch))):
-            raise PipelineError(
+            raise UsageError(
                 "A step of a pipeline is many programs on several devices, so it can't be inside of another program: "
                 "call it outside of jax.jit, jax.grad, jax.vmap and jax.eval_shape."
             )
@@ -153,7 +153,7 @@ class Pipeline:
         if not self._spans_processes:
             check_job(self.mesh, *self._axes)
         elif session_info(self._axes[1]) != self._session_info:
-            raise PipelineError(
+            raise UsageError(
                 "This process has another session, or another rank in it, than when pipeline was called. Where a mesh "
                 "spans several processes, pipeline compares their sessions: call pipeline after jax_passing.init, and "
                 "keep the session open while the pipeline is used."
@@ -205,11 +205,11 @@ def pipeline(
       param_specs: pytree of `PartitionSpec`, or one for many leaves, as `in_specs` of `jax.shard_map`: how parameters
         lie along the mesh's other axes. Default: whole on each device.
 
-    Raises PipelineError if the plan, the mesh and the schedule don't suit each other. Where the mesh spans several
+    Raises UsageError if the plan, the mesh and the schedule don't suit each other. Where the mesh spans several
     processes, all of them raise it also if they have different pipelines, or don't call this together.
     """
     processes = processes_of(mesh)
-    with refusals_told(WHAT, processes, PipelineError):
+    with refusals_told(WHAT, processes, UsageError):
         check_axes(mesh, stage_axis, data_axis)
         specs = checked_specs(plan, mesh, (stage_axis, data_axis), param_specs)
         schedule = checked_schedule(plan, mesh, stage_axis, microbatches, schedule)

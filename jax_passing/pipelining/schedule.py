@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 
 
 class Kind(Enum):
@@ -84,23 +84,23 @@ class Schedule:
         return {task.stage: device for device, tasks in enumerate(self.tasks) for task in tasks}
 
     def check(self) -> None:
-        """Raises PipelineError unless every stage has one forward and one backward pass of every microbatch, and no
+        """Raises UsageError unless every stage has one forward and one backward pass of every microbatch, and no
         device waits for ever."""
         counts = Counter(task for tasks in self.tasks for task in tasks)
         homes = {(task.stage, device) for device, tasks in enumerate(self.tasks) for task in tasks}
         if len(homes) != self.stages:
-            raise PipelineError(f"The schedule {self.name} needs each of {self.stages} stages on exactly one device.")
+            raise UsageError(f"The schedule {self.name} needs each of {self.stages} stages on exactly one device.")
         for stage in range(self.stages):
             for microbatch in range(self.microbatches):
                 forward, whole, inputs, weights = (counts.pop(Task(kind, stage, microbatch), 0) for kind in Kind)
                 if forward != 1 or (whole, inputs, weights) not in ((1, 0, 0), (0, 1, 1)):
-                    raise PipelineError(
+                    raise UsageError(
                         f"The schedule {self.name} has {forward} forward passes of stage {stage} with microbatch "
                         f"{microbatch}, {whole} whole backward passes, and {inputs} first and {weights} second parts "
                         "of one: there must be one forward pass, and one backward pass, whole or in both parts."
                     )
         if counts:
-            raise PipelineError(
+            raise UsageError(
                 f"The schedule {self.name} has tasks of stages or microbatches that don't exist: "
                 f"{', '.join(map(str, counts))}."
             )
@@ -138,7 +138,7 @@ class Schedule:
                     is_moving = True
         stuck = [tasks[len(done)] for done, tasks in zip(spans, self.tasks, strict=True) if len(done) < len(tasks)]
         if stuck:
-            raise PipelineError(f"The schedule {self.name} is stuck before {', '.join(map(str, stuck))}.")
+            raise UsageError(f"The schedule {self.name} is stuck before {', '.join(map(str, stuck))}.")
         return spans
 
     def _awaited(self, task: Task) -> list[tuple[Task, ...]]:

@@ -1,6 +1,6 @@
 """These functions make the kinds of schedules, for p devices and m microbatches."""
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.pipelining.schedule import Kind, Schedule, Task
 
 
@@ -68,10 +68,10 @@ def interleaved(devices: int, microbatches: int, stages_per_device: int) -> Sche
     bubble is (p - 1) / (v m), at the price of v times the messages, and of more activations that are kept. Microbatches
     go through the pipeline in groups of p.
 
-    Raises PipelineError if the microbatches aren't a multiple of the devices.
+    Raises UsageError if the microbatches aren't a multiple of the devices.
     """
     if microbatches % devices:
-        raise PipelineError(
+        raise UsageError(
             f"The interleaved schedule needs a multiple of {devices} microbatches, since there are {devices} devices; "
             f"{microbatches} isn't one."
         )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import bytes_of
 from jax_passing.partitioning.plan import Plan, StageFacts
 from jax_passing.pipelining.schedule import Durations, Schedule
@@ -56,10 +56,10 @@ def simulate(
       stage_link_gbit: rate of the links between neighbouring stages, each way; None: sending costs nothing.
       overlap: whether a bucket is summed when it is complete, or when all is computed.
 
-    Raises PipelineError if the schedule is for another number of stages.
+    Raises UsageError if the schedule is for another number of stages.
     """
     if schedule.stages != len(plan.stages):
-        raise PipelineError(f"The schedule is for {schedule.stages} stages; the plan has {len(plan.stages)}.")
+        raise UsageError(f"The schedule is for {schedule.stages} stages; the plan has {len(plan.stages)}.")
     send_s = None
     if stage_link_gbit is not None:
         send_s = [facts.sent_bytes * 8 / (stage_link_gbit * 1e9) for facts in plan.facts[:-1]]

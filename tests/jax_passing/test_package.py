@@ -27,6 +27,8 @@ def test_every_public_name_is_there():
         getattr(jax_passing, name)
     with pytest.raises(AttributeError, match="no attribute 'psam'"):
         _ = jax_passing.psam
+    with pytest.raises(AttributeError, match=r"lax_over_hosts is gone: jax_passing.use_for_jax\(\)"):
+        _ = jax_passing.lax_over_hosts
 
 
 def test_dir_lists_the_public_names():

@@ -29,7 +29,7 @@ Failure NotInitialized(const std::string& what) {
             "this process was forked from one with a session, whose threads exist only there, and can't run " + what +
                 ": start it with the method 'spawn' of multiprocessing instead"};
   }
-  return {"NotInitializedError", "no session: call jax_passing.init() before running " + what};
+  return {"UsageError", "no session: call jax_passing.init() before running " + what};
 }
 
 Failure BeganBefore(const std::string& site_name) {

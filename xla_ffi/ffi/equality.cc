@@ -128,7 +128,7 @@ std::optional<Failure> Equality::Difference(std::span<const int32_t> maxima) con
   }
   std::vector<std::vector<uint32_t>> groups;
   for (auto& [digest, ranks] : by_digest) groups.push_back(std::move(ranks));
-  return Failure{"UnequalError",
+  return Failure{"ProgramMismatchError",
                  site_name_ + ": hosts or devices hold different bits in what the program takes for equal on all: " +
                      LeavesText(different) + ". Here " + WhoText(std::move(groups), mixed) +
                      ", so each would train a model of its own. Start with the same parameters on all hosts: from the "

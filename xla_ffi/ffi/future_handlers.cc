@@ -41,9 +41,9 @@ std::variant<std::pair<uint32_t, std::shared_ptr<HandlePart>>, Failure> Copy(con
   try {
     part = std::make_shared<HandlePart>(LeavesOf(leaves));
   } catch (const std::bad_alloc&) {
-    return Failure{"HandleError", state.handles->name() +
-                                      ": this host has no memory for another copy of these arrays, which a handle "
-                                      "keeps until it is finished. Finish handles earlier, or start fewer"};
+    return Failure{"UsageError", state.handles->name() +
+                                     ": this host has no memory for another copy of these arrays, which a handle "
+                                     "keeps until it is finished. Finish handles earlier, or start fewer"};
   }
   const uint32_t number =
       state.handles->NumberFor(static_cast<int32_t>(run_id.run_id), device, [&handles] { return handles.NewNumber(); });

@@ -107,16 +107,16 @@ std::optional<Failure> SumHandles::Put(uint32_t number, int64_t device, std::sha
   const std::string& name = call->name();
   const Whose whose{std::move(call), device};
   if (parts_.contains({number, device})) {  // two calls would be taken for one, and a value would be another's
-    return Failure{"HandleError", name +
-                                      ": more than a thousand executions of this program overlap on a device, and "
-                                      "their handles can't be told apart. Wait for the results of some of them"};
+    return Failure{"UsageError", name +
+                                     ": more than a thousand executions of this program overlap on a device, and "
+                                     "their handles can't be told apart. Wait for the results of some of them"};
   }
   size_t& unfinished = unfinished_[whose];
   if (unfinished >= kUnfinishedMax) {
-    return Failure{"HandleError", name + ": " + std::to_string(kUnfinishedMax) +
-                                      " handles of this call aren't finished, and each keeps its arrays. Finish each "
-                                      "of them once (jax_passing.psum_done, whose result must be used, or the compiler "
-                                      "removes it), in the order in which they are started"};
+    return Failure{"UsageError", name + ": " + std::to_string(kUnfinishedMax) +
+                                     " handles of this call aren't finished, and each keeps its arrays. Finish each "
+                                     "of them once (jax_passing.psum_done, whose result must be used, or the compiler "
+                                     "removes it), in the order in which they are started"};
   }
   ++unfinished;
   parts_[{number, device}] = {part, whose};
@@ -140,11 +140,11 @@ std::variant<std::shared_ptr<HandlePart>, Failure> SumHandles::Take(float token,
                                                                     const std::string& name) {
   const bool whole = token >= 1 && token <= TokenOf(kNumbers - 1) && token == std::floor(token);
   if (!whole || static_cast<uint32_t>(token) % kTokenStep != 1) {
-    return Failure{"HandleError", name + ": " + std::to_string(token) +
-                                      " is no handle's number: something was calculated with it. Carry and store "
-                                      "handles as they are: leave them out of casts, averages, sums and random "
-                                      "initial values, and of gradients taken from outside of "
-                                      "jax.shard_map(check_vma=False)"};
+    return Failure{"UsageError", name + ": " + std::to_string(token) +
+                                     " is no handle's number: something was calculated with it. Carry and store "
+                                     "handles as they are: leave them out of casts, averages, sums and random "
+                                     "initial values, and of gradients taken from outside of "
+                                     "jax.shard_map(check_vma=False)"};
   }
   const uint32_t number = static_cast<uint32_t>(token) / kTokenStep;
   std::lock_guard lock(mutex_);
@@ -152,9 +152,9 @@ std::variant<std::shared_ptr<HandlePart>, Failure> SumHandles::Take(float token,
   if (found == parts_.end()) return Missing(number, name);
   auto part = found->second.part;
   if (!part->HasTypes(leaves)) {
-    return Failure{"HandleError", name + ": this handle is that of " + found->second.whose.first->name() +
-                                      ", whose arrays have other shapes or dtypes. Finish each handle with the "
-                                      "structure that psum_start returned it in"};
+    return Failure{"UsageError", name + ": this handle is that of " + found->second.whose.first->name() +
+                                     ", whose arrays have other shapes or dtypes. Finish each handle with the "
+                                     "structure that psum_start returned it in"};
   }
   Erase(found);
   return part;
@@ -163,21 +163,21 @@ std::variant<std::shared_ptr<HandlePart>, Failure> SumHandles::Take(float token,
 Failure SumHandles::Missing(uint32_t number, const std::string& name) const {
   const auto same = parts_.lower_bound({number, INT64_MIN});
   if (same != parts_.end() && same->first.first == number) {
-    return {"HandleError", name + ": this handle of " + same->second.whose.first->name() +
-                               " was finished on this device already, or was started on others. Finish it once, on "
-                               "the mesh on which it was started"};
+    return {"UsageError", name + ": this handle of " + same->second.whose.first->name() +
+                              " was finished on this device already, or was started on others. Finish it once, on "
+                              "the mesh on which it was started"};
   }
   // The last one that had this number.
   const uint64_t back = (count_ % kNumbers + kNumbers - number - 1) % kNumbers;  // numbers given since
   if (back < count_ - count_at_session_) {
-    return {"HandleError", name +
-                               ": this handle was finished already. A handle is finished once: keep what psum_done "
-                               "returned, and carry on the next sum's handle, or jax_passing.no_sum(tree, axis_name)"};
+    return {"UsageError", name +
+                              ": this handle was finished already. A handle is finished once: keep what psum_done "
+                              "returned, and carry on the next sum's handle, or jax_passing.no_sum(tree, axis_name)"};
   }
-  return {"HandleError", name +
-                             ": this handle was started in a former session, or by another process, and its sum is "
-                             "gone. Put jax_passing.no_sum(tree, axis_name) in the place of handles that a rejoin, "
-                             "another jax_passing.init or a checkpoint left over"};
+  return {"UsageError", name +
+                            ": this handle was started in a former session, or by another process, and its sum is "
+                            "gone. Put jax_passing.no_sum(tree, axis_name) in the place of handles that a rejoin, "
+                            "another jax_passing.init or a checkpoint left over"};
 }
 
 void SumHandles::EndSession() {

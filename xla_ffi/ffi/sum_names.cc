@@ -10,11 +10,10 @@ namespace passing {
 namespace {
 
 Failure TooMany(const std::string& name, size_t max_names) {
-  return {"TooManyProgramsError",
-          name + ": this session has run programs with " + std::to_string(max_names) +
-              " different sums, and can't count any more of them. Something compiles ever new "
-              "programs, of new shapes or new functions: reuse them, or now and then shut the "
-              "session down (session.shutdown()) and call jax_passing.init again, on all hosts"};
+  return {"UsageError", name + ": this session has run programs with " + std::to_string(max_names) +
+                            " different sums, and can't count any more of them. Something compiles ever new "
+                            "programs, of new shapes or new functions: reuse them, or now and then shut the "
+                            "session down (session.shutdown()) and call jax_passing.init again, on all hosts"};
 }
 
 // Executions on CPU devices and on GPUs aren't in one order.

@@ -69,7 +69,7 @@ ElementType TypeOf(abi::Handle type) {
     case abi::MPI_CXX_DOUBLE_COMPLEX:
       return {DType::kFloat64, true};
     default:
-      throw Failed("UnsupportedDtypeError", "XLA named a dtype of MPI that jax_passing doesn't know.");
+      throw Failed("UsageError", "XLA named a dtype of MPI that jax_passing doesn't know.");
   }
 }
 

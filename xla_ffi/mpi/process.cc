@@ -43,7 +43,7 @@ void Process::End() {
 Server::World Process::world() const {
   const std::lock_guard lock(mutex_);
   if (world_) return *world_;
-  throw failure_ ? Failed(*failure_) : Failed("NotInitializedError", "MPI_Init_thread wasn't called before.");
+  throw failure_ ? Failed(*failure_) : Failed("UsageError", "MPI_Init_thread wasn't called before.");
 }
 
 bool Process::begun() const {

@@ -196,7 +196,7 @@ Work WorkFor(std::span<const Call> calls, std::span<const int32_t> indices, int3
   if (signature.reduction == Reduction::kSum) return layout.is_cut ? ReduceScatterSum(layout) : AllReduceSum(layout);
   if (signature.reduction == Reduction::kProduct) return GatherAndReduce(layout);
   if (signature.type.is_complex) {
-    throw Failed("UnsupportedDtypeError", NameOf(signature) + ": complex numbers have no order. Take the real part.");
+    throw Failed("UsageError", NameOf(signature) + ": complex numbers have no order. Take the real part.");
   }
   return signature.type.bytes() > 4 ? GatherAndReduce(layout) : ExtremeOfKeys(layout);
 }

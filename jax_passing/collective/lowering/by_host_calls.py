@@ -18,7 +18,7 @@ from jax_passing.collective.lowering.hosts_sum import POSITION, HostsSum, group_
 from jax_passing.collective.lowering.order import INT32, Turn
 from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.compiled_text import STREAM, stream_text
-from jax_passing.errors import Failure, UnsupportedDtypeError
+from jax_passing.errors import Failure, UsageError
 from jax_passing.host import session
 from jax_passing.host.executions import wait_for_executions
 
@@ -44,7 +44,7 @@ def _emit(
             "jax.jit."
         )
     if platform == "tpu" and total.spec.dtype == "float64":
-        raise UnsupportedDtypeError(f"{name}: a TPU has no numbers of 64 bits with a point")
+        raise UsageError(f"{name}: a TPU has no numbers of 64 bits with a point")
     program = host_calls.program_of(ctx).native
     number = program.add(total.spec.encode())
     devices = _devices(total)

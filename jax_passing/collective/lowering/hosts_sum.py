@@ -16,7 +16,7 @@ from jax_passing.collective.lowering.placement import Placement, place
 from jax_passing.collective.naming.sites import Site, canonical, type_text
 from jax_passing.collective.naming.source_location import location_of
 from jax_passing.collective.naming.sum_spec import ANY_WORLD_SIZE, SumSpec
-from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
+from jax_passing.errors import ConfigError, UsageError
 from jax_passing.host import scope as scopes
 
 POSITION = jax.core.ShapedArray((2,), np.dtype(np.int32))  # the type of `group_and_member`
@@ -99,7 +99,7 @@ def describe(
     parameters are those of the primitive (passing_psum.py)."""
     if over_hosts is None:
         what = "a gradient's sum" if site.kind else f"jax_passing.{site.function}"
-        raise NotInitializedError(f"no session: call jax_passing.init() before running {what} at {site.location}")
+        raise UsageError(f"no session: call jax_passing.init() before running {what} at {site.location}")
     mesh, order = meshes.lowering_mesh(ctx), BlockOrder.of(ctx)
     key = ("placement", *mesh.axis_sizes.items(), mesh.manual_axes, axes, world_size, over_hosts)
     placement: Placement = order.share(key, lambda: _placement(mesh, axes, world_size, over_hosts))
@@ -173,7 +173,7 @@ def _placement(mesh: meshes.LoweringMesh, axes: Axes, world_size: int | None, ov
 
 def _check_stream(site: Site, mesh: meshes.LoweringMesh, world_size: int | None) -> None:
     if site.stream and mesh.device_count > 1 and world_size != 1:
-        raise ThreadError(
+        raise UsageError(
             f"the sum at {site.location} is in the stream {site.stream!r}, in a program on {mesh.device_count} "
             "devices. XLA runs such programs one after the other, and hosts whose threads come in another order would "
             "wait for each other: dispatch them from the thread that called init, and only programs on "

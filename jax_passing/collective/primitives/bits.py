@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_passing.errors import UnsupportedDtypeError
+from jax_passing.errors import UsageError
 
 
 def to_words(array: jax.Array) -> jax.Array:
@@ -50,8 +50,8 @@ def element_bits(dtype: np.dtype) -> int:
     if jnp.issubdtype(dtype, jnp.floating):
         return int(jnp.finfo(dtype).bits)
     if dtype == jax.dtypes.float0:
-        raise UnsupportedDtypeError("float0 has no bits that could be sent, so leave it out")
-    raise UnsupportedDtypeError(
+        raise UsageError("float0 has no bits that could be sent, so leave it out")
+    raise UsageError(
         f"the bits of {dtype} can't be sent; of random keys take jax.random.key_data, and wrap_key_data afterwards"
     )
 
@@ -99,7 +99,7 @@ def to_key(array: jax.Array, largest: bool) -> jax.Array:
     elif jnp.issubdtype(dtype, jnp.integer):
         key = array
     else:
-        raise UnsupportedDtypeError(
+        raise UsageError(
             f"pmax and pmin of {dtype}: cast it first. Supported are bool, integers and real floating point."
         )
     return key if largest else ~key

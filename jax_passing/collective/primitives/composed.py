@@ -20,7 +20,7 @@ from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_t
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.passing_psum import check_not_vmapped, declared_here, linear_jvp
 from jax_passing.collective.runtime.evaluation import evaluate as run_alone
-from jax_passing.errors import GradientError
+from jax_passing.errors import UsageError
 
 Arrays = list[Any]
 
@@ -56,7 +56,7 @@ def define(
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
         moving = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
         if moving and transpose is None:
-            raise GradientError(
+            raise UsageError(
                 f"{name} at {site.location} can't be differentiated, as jax.lax.{name} can't: put "
                 "jax.lax.stop_gradient around its operand if the gradient may ignore it."
             )

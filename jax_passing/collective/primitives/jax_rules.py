@@ -2,7 +2,7 @@
 
 JAX casts values that are equal on all devices (`check_vma=True`) where they meet others, and sums over the mesh in the
 transpose: over this host's devices only, as it doesn't know the others. Where such a rule meets an axis that
-`init(axis_name=...)` declares, the sum goes over the hosts; where JAX doesn't let it, GradientError says what to write.
+`init(axis_name=...)` declares, the sum goes over the hosts; where JAX doesn't let it, UsageError says what to write.
 """
 
 import threading
@@ -19,7 +19,7 @@ from jax_passing.collective.naming.sites import new_site
 from jax_passing.collective.naming.source_location import location_of
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.errors import GradientError
+from jax_passing.errors import UsageError
 from jax_passing.host import scope as scopes
 
 Rule = Callable[..., Any]
@@ -60,12 +60,11 @@ def _cast(rule: Rule) -> Rule:
 def _psum(rule: Rule) -> Rule:
     def transpose(cotangent: Any, operand: Any, *, axes: Any) -> Any:
         if type(cotangent) is not ad.Zero and _over_hosts(axes) is not None:
-            raise GradientError(
+            raise UsageError(
                 f"the gradient through jax.lax.psum over {axes} at {location_of(stacks.traced_frames())}: its sum "
                 "stays inside this host, but init(axis_name=...) declares that the axis continues over the hosts, as "
-                "all gradients over it do. Use jax_passing.psum (pmean), or `with jax_passing.lax_over_hosts():` "
-                "around a library that calls it; or, where host by host is meant, take the gradient in a "
-                "`with jax_passing.per_host_gradients():`."
+                "all gradients over it do. Use jax_passing.psum (pmean); or, where host by host is meant, take the "
+                "gradient in a `with jax_passing.per_host_gradients():`."
             )
         return rule(cotangent, operand, axes=axes)
 
@@ -91,7 +90,7 @@ def _check_specs(cotangents: Sequence[Any], operands: Sequence[Any], params: dic
     """Checks the cotangents that JAX divides by the number of this host's devices, or sums over these: those P().
 
     Raises:
-      GradientError: a result or operand P() is equal along an axis that continues over the hosts.
+      UsageError: a result or operand P() is equal along an axis that continues over the hosts.
     """
     manual = params.get("newly_manual_axes", params.get("manual_axes", params["mesh"].axis_names))
     scope = _over_hosts(tuple(manual))
@@ -103,7 +102,7 @@ def _check_specs(cotangents: Sequence[Any], operands: Sequence[Any], params: dic
     for kind, specs in (("result", results), ("operand", linear)):
         for spec in specs:
             if missing := [name for name in names if name not in _mentioned(spec)]:
-                raise GradientError(
+                raise UsageError(
                     f"the gradient of shard_map(check_vma=False) or pmap, taken from outside, with respect to a {kind} "
                     f"that is equal along {missing[0]!r} (P()): JAX would sum it only over this host's devices, but "
                     "the axis continues over the hosts. Take the gradient inside the mapped function, or use "

@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Axes
-from jax_passing.errors import UnsupportedDtypeError, UnvaryingInputError
+from jax_passing.errors import UnvaryingInputError, UsageError
 
 SUPPORTED_DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -36,13 +36,13 @@ def without_float0(tree: Any) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def check_dtype(what: str, dtype: np.dtype, path: str, supported: Sequence[str] = SUPPORTED_DTYPES) -> None:
-    """Raises UnsupportedDtypeError if `supported` lacks the dtype of `what`, a leaf with this path."""
+    """Raises UsageError if `supported` lacks the dtype of `what`, a leaf with this path."""
     if dtype == jax.dtypes.float0:
-        raise UnsupportedDtypeError(
+        raise UsageError(
             f"{what}{_at(path)}: it is of float0, as gradients of integers are, which has no values: leave it out."
         )
     if dtype.name not in supported:
-        raise UnsupportedDtypeError(f"{what}{_at(path)}: cast it first. Supported are {', '.join(supported)}.")
+        raise UsageError(f"{what}{_at(path)}: cast it first. Supported are {', '.join(supported)}.")
 
 
 def summand(leaf: Any, axes: Axes, function: str, path: str, supported: Sequence[str] = SUPPORTED_DTYPES) -> jax.Array:
@@ -56,7 +56,7 @@ def summand(leaf: Any, axes: Axes, function: str, path: str, supported: Sequence
       supported: names of the dtypes that `function` takes.
 
     Raises:
-      UnsupportedDtypeError: the leaf has another dtype.
+      UsageError: the leaf has another dtype.
       UnvaryingInputError: under `check_vma=True` it was computed, and is equal on all devices.
     """
     array = jnp.asarray(leaf)

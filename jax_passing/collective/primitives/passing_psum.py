@@ -30,7 +30,7 @@ from jax_passing.collective.lowering.gpu.start_and_done import lower_on_gpu
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.runtime import platforms
 from jax_passing.collective.runtime.evaluation import evaluate
-from jax_passing.errors import GradientError
+from jax_passing.errors import UsageError
 from jax_passing.host import scope as scopes
 
 passing_psum_p = Primitive("passing_psum")
@@ -75,7 +75,7 @@ def residuals_vary(over_hosts: bool | None, device_ranks: int) -> bool:
 def check_not_vmapped(name: str, vmapped: bool, world_size: int | None) -> None:
     """Refuses what is equal in all elements of a vmap: JAX sums its gradient outside of it, over this host only."""
     if vmapped and world_size != 1:
-        raise GradientError(
+        raise UsageError(
             f"{name} over an axis of vmap that continues over the hosts is differentiated from outside of the vmap, "
             "where JAX would sum gradients only over this host's elements. Take the gradient inside the function that "
             "is mapped: jax.vmap(lambda x: jax.grad(loss)(x), axis_name=...)."
@@ -104,12 +104,12 @@ def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], 
         results = primitive.bind(*primals, site=site, **params)
         return results, [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
     if params["op"] != "sum":
-        raise GradientError("pmax and pmin can't be differentiated; jax.lax.pmax can't be, either.")
+        raise UsageError("pmax and pmin can't be differentiated; jax.lax.pmax can't be, either.")
     return linear_jvp(primitive, primals, tangents, site=site, **params)
 
 
-def _no_gradient(site: Site) -> GradientError:
-    return GradientError(
+def _no_gradient(site: Site) -> UsageError:
+    return UsageError(
         f"psum_with_residuals at {site.location} can't be differentiated, as rounding has no gradient: use it behind "
         "the gradient, or put jax.lax.stop_gradient around its operand if the gradient may ignore it."
     )

@@ -16,7 +16,7 @@ from jax.interpreters import batching, mlir
 from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.evaluation import evaluate
 from jax_passing.collective.runtime.handlers import register_ffi
-from jax_passing.errors import NotInitializedError
+from jax_passing.errors import UsageError
 from jax_passing.host import scope as scopes
 from jax_passing.host import session
 
@@ -53,7 +53,7 @@ def _define(primitive: Primitive, tell: Callable[[session.Session], int], weak_t
     def ask() -> Sequence[np.ndarray]:
         current = session.current()
         if current is None:
-            raise NotInitializedError(
+            raise UsageError(
                 "no session: call jax_passing.init() before running a program that asks for its rank, or for the "
                 "number of hosts"
             )

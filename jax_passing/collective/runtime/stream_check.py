@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from jax_passing._compat import patches
 from jax_passing.collective.runtime.compiled_text import streams
-from jax_passing.errors import ThreadError
+from jax_passing.errors import UsageError
 from jax_passing.host import scope as scopes
 
 _streams: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()  # of the sums of each executable
@@ -37,7 +37,7 @@ def _check(compiled: Any) -> None:
     scope = scopes.current()
     if scope is not None and own != {scope.stream}:
         lowered_in = " and ".join(map(_order, sorted(own)))
-        raise ThreadError(
+        raise UsageError(
             f"An executable whose sums were lowered in {lowered_in} is called in {_order(scope.stream)}: hosts whose "
             "threads come in another order would mix them up. Lower and compile it once more where it is called."
         )

@@ -2,8 +2,9 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
+from typing import Any
 
 from jax_passing.conformance.exchanges.exchange import Exchange, Step, jobs_of
 from jax_passing.conformance.exchanges.model import Job
@@ -12,19 +13,20 @@ from jax_passing.conformance.exchanges.model import Job
 def read() -> list[Exchange]:
     """Reads all cases, in the order of the file."""
     table = tomllib.loads(files("jax_passing.conformance.exchanges").joinpath("golden.toml").read_text())
-    return [_exchange(section, case) for section, cases in table.items() for case in cases]
+    named = table.pop("steps")
+    return [_exchange(section, case, steps, named) for section, cases in table.items() for case, steps in cases.items()]
 
 
-def _exchange(section: str, case: dict[str, object]) -> Exchange:
-    jobs = jobs_of(str(case.get("jobs", "A2")))
-    steps = case["steps"]
-    assert isinstance(steps, list)
+def _exchange(section: str, case: str, steps: Sequence[Any], named: Mapping[str, Sequence[Any]]) -> Exchange:
+    own = steps[0] if isinstance(steps[0], dict) else {}
+    jobs = jobs_of(own.get("jobs", "A2"))
+    parts = [named[part] if isinstance(part, str) else [part] for part in steps if part is not own]
     return Exchange(
         section.replace("_", " "),
-        str(case["case"]),
+        case,
         jobs,
-        tuple(_step(step, jobs) for step in steps),
-        str(case.get("chunks", "any")),
+        tuple(_step(step, jobs) for part in parts for step in part),
+        own.get("chunks", "any"),
     )
 
 
@@ -39,5 +41,10 @@ def _step(step: Sequence[str], jobs: Sequence[Job]) -> Step:
 
 
 def _bytes(text: str) -> bytes:
-    """Reads hexadecimal; "00000001*3" is that word three times."""
-    return bytes.fromhex(re.sub(r"([0-9a-f]+)\*(\d+)", lambda found: found[1] * int(found[2]), text))
+    """Reads hexadecimal; "00000001*3" is that word three times, and "00000001..00000003" counts."""
+    text = re.sub(r"([0-9a-f]+)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    return bytes.fromhex(re.sub(r"(\w{8})\.\.(\w{8})", lambda found: _counted(found[1], found[2]), text))
+
+
+def _counted(first: str, last: str) -> str:
+    return "".join(f"{word:08x}" for word in range(int(first, 16), int(last, 16) + 1))

@@ -46,6 +46,6 @@ def test_errors_are_named_on_all_hosts(cluster: "Cluster") -> None:
     finish(started)
     for process in started:
         process.wait_for(r"^one host is late: DeadlineExceededError: handles\.py:\d+.* psum_start of float32\[1,5\]", 1)
-        process.wait_for(r"^too many: HandleError: .*handles\.py:\d+.*: 64 handles of this call aren't finished", 1)
-        process.wait_for(r"^former: HandleError: handles\.py:\d+.* was started in a former session", 1)
+        process.wait_for(r"^too many: UsageError: .*handles\.py:\d+.*: 64 handles of this call aren't finished", 1)
+        process.wait_for(r"^former: UsageError: handles\.py:\d+.* was started in a former session", 1)
         process.wait_for(r"^went on with 4\.0", 1)

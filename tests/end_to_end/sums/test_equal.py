@@ -22,7 +22,7 @@ def ran(cluster: "Cluster", *cases: str, hosts: int = 2, **env: str) -> list[Pro
 def test_an_error_names_leaves_and_ranks_on_all_hosts(cluster: "Cluster") -> None:
     for process in ran(cluster, "shard_map:none", "shard_map:values", hosts=3):
         process.wait_for("^shard_map:none: equal, after 9 sums$", 1)  # two steps of four, and the comparison
-        text = process.wait_for("^shard_map:values: UnequalError: (.*)", 1)[1]
+        text = process.wait_for("^shard_map:values: ProgramMismatchError: (.*)", 1)[1]
         assert text.startswith("unequal.py:31:24 in sgd comparison of ")
         assert f"equal on all: {LEAVES}. {OTHERS}" in text
 
@@ -43,7 +43,7 @@ def test_hosts_can_leave_it_out(cluster: "Cluster") -> None:
 def test_devices_of_one_host_may_differ(cluster: "Cluster") -> None:
     for process in ran(cluster, "own devices:none", "own devices:values"):
         process.wait_for("^own devices:none: equal", 1)
-        text = process.wait_for("^own devices:values: UnequalError: (.*)", 1)[1]
+        text = process.wait_for("^own devices:values: ProgramMismatchError: (.*)", 1)[1]
         assert "Here the devices of rank 1 have different ones among themselves, so" in text
 
 
@@ -52,7 +52,7 @@ def test_in_all_transformations(cluster: "Cluster") -> None:
     for process in ran(cluster, *(f"{way}:{change}" for way in WAYS for change in ("none", "values"))):
         for way in WAYS:
             process.wait_for(f"^{way}:none: equal", 1)
-            assert f"equal on all: {LEAVES}. " in process.wait_for(f"^{way}:values: UnequalError.*", 1)[0]
+            assert f"equal on all: {LEAVES}. " in process.wait_for(f"^{way}:values: ProgramMismatchError.*", 1)[0]
 
 
 @pytest.mark.parametrize("strategy", ["native", pytest.param("flat", marks=pytest.mark.slow)])
@@ -62,4 +62,4 @@ def test_one_mesh_over_all_processes(cluster: "Cluster", strategy: str) -> None:
     finish(started)
     for process in started:
         process.wait_for("^shard_map:none: equal", 1)
-        assert OTHERS in process.wait_for("^shard_map:values: UnequalError: .*", 1)[0]
+        assert OTHERS in process.wait_for("^shard_map:values: ProgramMismatchError: .*", 1)[0]

@@ -43,17 +43,17 @@ def test_processes_that_differ_are_refused_on_all_of_them(cluster: "Cluster") ->
     for process in started:
         assert measured[0] in process.lines
         for what, message in {
-            "measured loss": "PartitionError: The processes don't cut the same model.*differ in the loss ",
+            "measured loss": "UsageError: The processes don't cut the same model.*differ in the loss ",
             "cuts": r".*differ in stage 0 .process 0: parameters .0. .1. from .*; process 1: .* .2. from",
-            "loss": r"PipelineError: The processes.*differ in stage 0 .*, stage 1 \(",
-            "microbatches": r"PipelineError: .*differ in microbatches \(process 0: 2; process 1: 3\), schedule ",
+            "loss": r"UsageError: The processes.*differ in stage 0 .*, stage 1 \(",
+            "microbatches": r"UsageError: .*differ in microbatches \(process 0: 2; process 1: 3\), schedule ",
         }.items():
             process.wait_for(f"^{what}: {message}", 1)
-    started[1].wait_for("^measuring: PartitionError: Process 0 can't measure .*ZeroDivisionError", 1)
-    started[0].wait_for("^raising: PartitionError: Process 1 can't cut this model, so no .*ZeroDivisionError", 1)
+    started[1].wait_for("^measuring: UsageError: Process 0 can't measure .*ZeroDivisionError", 1)
+    started[0].wait_for("^raising: UsageError: Process 1 can't cut this model, so no .*ZeroDivisionError", 1)
     started[1].wait_for("^raising: ZeroDivisionError", 1)
-    started[0].wait_for("^refusal: PipelineError: Process 1 can't make this pipeline, so .*schedule is '2f2b'", 1)
-    started[1].wait_for("^refusal: PipelineError: schedule is '2f2b'", 1)
+    started[0].wait_for("^refusal: UsageError: Process 1 can't make this pipeline, so .*schedule is '2f2b'", 1)
+    started[1].wait_for("^refusal: UsageError: schedule is '2f2b'", 1)
     alone = [line for line in started[1].lines if line.startswith("alone: ")]
     assert len(alone) == 2
     assert all("together: process 0 didn't, within 1 s" in line for line in alone), alone

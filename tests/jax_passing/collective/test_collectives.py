@@ -15,8 +15,7 @@ from jax_passing._compat import jaxprs
 from jax_passing.collective.naming.sites import canonical
 from jax_passing.errors import (
     ConfigError,
-    NotInitializedError,
-    UnsupportedDtypeError,
+    UsageError,
 )
 from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
 from support.jax.lowered_sums import specs
@@ -153,7 +152,7 @@ def test_over_no_axis_and_without_session(session, check_vma):
             on_mesh(lambda x, function=function: function(x, "e"), check_vma=check_vma)(x)
     session.shutdown()
     for function in functions:
-        with pytest.raises(NotInitializedError, match=r"jax_passing\.init\(\)"):
+        with pytest.raises(UsageError, match=r"jax_passing\.init\(\)"):
             on_mesh(lambda x, function=function: function(x, "d"), check_vma=check_vma)(x)
     assert jax.eval_shape(on_mesh(lambda x: jax_passing.pmax(x, "d")), x).shape == (4,)
 
@@ -211,5 +210,5 @@ def test_gradients_of_integers_stay_as_they_are(function, check_vma):
 
 @pytest.mark.parametrize("function", ["all_gather", "psum_scatter", "psum_start"])
 def test_others_say_that_gradients_of_integers_have_no_values(function):
-    with pytest.raises(UnsupportedDtypeError, match="float0.*leave it out"):
+    with pytest.raises(UsageError, match="float0.*leave it out"):
         on_mesh(lambda x: getattr(jax_passing, function)((x, np.zeros(2, jax.dtypes.float0)), "d"))(np.ones(4))

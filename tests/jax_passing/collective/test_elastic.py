@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_passing
-from jax_passing.errors import ConfigError, GradientError
+from jax_passing.errors import ConfigError, UsageError
 from jax_passing.host import scope
 
 P = jax.sharding.PartitionSpec
@@ -84,5 +84,5 @@ def test_what_is_refused_to_several_hosts_is_refused_here():
         mapped(lambda x: jax_passing.psum(x, "d", strategy="native"))(X)
     with pytest.raises(ConfigError, match="strategy='flat'"):
         mapped(lambda x: jax_passing.psum(x, "d", strategy="flat"))(X)
-    with pytest.raises(GradientError, match="differentiated from outside of the vmap"):
+    with pytest.raises(UsageError, match="differentiated from outside of the vmap"):
         jax.grad(lambda x: jax.vmap(lambda x: jax_passing.psum(x, "d"), axis_name="d")(x).sum())(X)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_passing
-from jax_passing.errors import UnequalError, translate
+from jax_passing.errors import ProgramMismatchError, translate
 from jax_passing.host import scope
 from support.jax.lowered_sums import calls
 
@@ -48,7 +48,7 @@ def test_the_first_call_of_a_session_compares(session):
 
 
 def test_the_error_names_leaf_and_line(session):
-    with pytest.raises(UnequalError) as raised, translate():
+    with pytest.raises(ProgramMismatchError) as raised, translate():
         jax.block_until_ready(mapped(cast)(OTHER))
     assert str(raised.value).startswith("test_equal.py:31:")
     assert " on all: ['b'] int8[1]. Here the devices of rank 0 have different ones among" in str(raised.value)
@@ -56,7 +56,7 @@ def test_the_error_names_leaf_and_line(session):
 
 def test_every_program_compares(session):
     mapped(cast)(ONES)
-    with pytest.raises(UnequalError), translate():
+    with pytest.raises(ProgramMismatchError), translate():
         jax.block_until_ready(mapped(lambda tree: cast(tree))(OTHER))
 
 
@@ -123,7 +123,7 @@ def test_what_is_left_of_a_loss_under_checkpoint_compares():
 
 
 def test_without_jit(session):
-    with pytest.raises(UnequalError), translate():
+    with pytest.raises(ProgramMismatchError), translate():
         jax.block_until_ready(
             jax.shard_map(
                 cast, mesh=jax.sharding.Mesh(jax.devices(), ("d",)), in_specs=P("d"), out_specs=P("d"), check_vma=False

@@ -18,7 +18,6 @@ OVER_AN_AXIS = {
     "axis_index": (lambda x: jax_passing.axis_index("d") + 0 * x.astype(np.int32), [0, 1]),
     "axis_size": (lambda x: jax_passing.axis_size("d") * x, [2, 4]),
     "broadcast": (lambda x: jax_passing.broadcast(x, "d", root=1), [2, 2]),
-    "lax_over_hosts": (lambda x: with_lax(x), [3, 3]),
     "overlap": (lambda x: jax_passing.overlap(lambda p, x: p * x, "d")(jnp.float32(2), x)[1], [1.5, 1.5]),
     "per_host_gradients": (lambda x: per_host(x), [3, 3]),
     "pmax": (lambda x: jax_passing.pmax(x, "d"), [2, 2]),
@@ -40,11 +39,6 @@ OTHERS = {  # public names that are no collectives
     "PsumHandle", "Plan", "Pipeline", "Session", "StageJob", "cut", "errors", "init", "optax", "partition", "pipeline",
     "session", "simulate", "stage_job", "stream", "use_for_jax",
 }  # fmt: skip
-
-
-def with_lax(x):
-    with jax_passing.lax_over_hosts():
-        return jax.lax.psum(x, "d")
 
 
 def per_host(x):

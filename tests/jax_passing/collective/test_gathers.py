@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jax_passing
 from jax_passing.errors import (
     ConfigError,
-    UnsupportedDtypeError,
+    UsageError,
 )
 from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
 
@@ -98,9 +98,9 @@ def test_dimensions_that_do_not_fit(check_vma):
         on_mesh(lambda x: jax_passing.psum_scatter(x, "d", scatter_dimension=1), check_vma=check_vma)(jnp.ones((4, 3)))
     with pytest.raises(ConfigError, match="a multiple of"):
         on_mesh(lambda x: jax_passing.psum_scatter(x, "d", tiled=True), check_vma=check_vma)(jnp.ones((24, 3)))
-    with pytest.raises(UnsupportedDtypeError, match="bool"):
+    with pytest.raises(UsageError, match="bool"):
         on_mesh(lambda x: jax_passing.psum_scatter(x, "d"), check_vma=check_vma)(jnp.ones((16, 3), np.bool_))
-    with pytest.raises(UnsupportedDtypeError, match="key_data"):
+    with pytest.raises(UsageError, match="key_data"):
         on_mesh(lambda x: jax_passing.all_gather(x, "d"), check_vma=check_vma)(jax.random.split(jax.random.key(0), 4))
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing import _native
-from jax_passing.errors import ConfigError, HandleError, UnfinishedHandlesWarning, UnsupportedDtypeError, typed
+from jax_passing.errors import ConfigError, UnfinishedHandlesWarning, UsageError, typed
 from support.jax.as_lax import X, apart, mesh_of, sharded
 
 pytestmark = pytest.mark.usefixtures("session", "compiled_fast")
@@ -94,7 +94,7 @@ def test_a_handle_is_finished_once(starts_and_done):
     handle = start(X)
     done(handle)
     error = error_of(lambda: done(handle))
-    assert isinstance(error, HandleError)
+    assert isinstance(error, UsageError)
     assert "test_handles.py:" in str(error)
     assert "psum_done: this handle was finished already" in str(error)
     assert "no_sum" in str(error)
@@ -118,7 +118,7 @@ def test_what_was_calculated_with_a_handle_is_none(starts_and_done, change):
     handle = start(X)
     changed = jax.tree.map(lambda token: change(token).astype(np.float32), handle)
     error = error_of(lambda: done(changed))
-    assert isinstance(error, HandleError)
+    assert isinstance(error, UsageError)
     assert "something was calculated with it" in str(error)
     done(handle)
 
@@ -127,7 +127,7 @@ def test_what_was_calculated_with_a_handle_is_none(starts_and_done, change):
 def test_a_handle_of_another_type_is_none(starts_and_done, change):
     start, done = starts_and_done
     handle = start(X)
-    with pytest.raises(HandleError, match=r"this handle holds (bfloat16\[\]|float32\[2\]).* instead of float32\[\]"):
+    with pytest.raises(UsageError, match=r"this handle holds (bfloat16\[\]|float32\[2\]).* instead of float32\[\]"):
         done(jax.tree.map(change, handle))
     done(handle)
 
@@ -137,7 +137,7 @@ def test_a_handle_of_other_arrays(starts_and_done):
     handle, other = start(X), start(np.concatenate([X, X], 1))
     swapped = jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(handle))
     error = error_of(lambda: done(swapped))
-    assert isinstance(error, HandleError)
+    assert isinstance(error, UsageError)
     assert "other shapes or dtypes" in str(error)
     done(handle), done(other)
 
@@ -149,7 +149,7 @@ def test_another_session(session, starts_and_done):
         session.shutdown()
     with jax_passing.init(world_size=1, rank=0, axis_name="d"):
         error = error_of(lambda: done(old))
-        assert isinstance(error, HandleError)
+        assert isinstance(error, UsageError)
         assert "former session" in str(error)
         assert "no_sum" in str(error)
         new = start(X)
@@ -179,10 +179,10 @@ def test_so_many_handles_may_be_unfinished(session, starts_and_done):
     start, done = starts_and_done
     handles = [start(X) for _ in range(64)]
     error = error_of(lambda: start(X))
-    assert isinstance(error, HandleError)
+    assert isinstance(error, UsageError)
     assert "64 handles of this call aren't finished" in str(error)
     assert "psum_start of float32[4,6]" in str(error)
-    assert isinstance(error_of(lambda: start(X + 1)), HandleError)  # the session has failed
+    assert isinstance(error_of(lambda: start(X + 1)), UsageError)  # the session has failed
     assert done(handles[0]).shape == (4, 6)
     session._shut_down(abandon="the test is over")
 
@@ -191,15 +191,15 @@ def test_what_is_no_handle_and_what_cannot_be_started():
     def on(body):
         return jax.jit(sharded(body, mesh_of(2), out_specs=P(), check_vma=False))
 
-    with pytest.raises(HandleError, match="not ArrayImpl|not JitTracer|not DynamicJaxprTracer"):
+    with pytest.raises(UsageError, match="not ArrayImpl|not JitTracer|not DynamicJaxprTracer"):
         on(jax_passing.psum_done)(X)
     with pytest.raises(ConfigError, match="can't be started in one place.*strategy='passing'"):
         on(lambda x: apart(x, strategy="native"))(X)
     with pytest.raises(ConfigError, match="Unknown wire 'int5'"):
         on(lambda x: apart(x, wire="int5"))(X)
-    with pytest.raises(UnsupportedDtypeError, match="psum_start of float8"):
+    with pytest.raises(UsageError, match="psum_start of float8"):
         on(lambda x: apart({"w": x.astype(jnp.float8_e4m3fn)}))(X)
-    with pytest.raises(UnsupportedDtypeError, match=r"psum_start of float8_e5m2 at \['w'\]"):
+    with pytest.raises(UsageError, match=r"psum_start of float8_e5m2 at \['w'\]"):
         jax_passing.no_sum({"w": jax.ShapeDtypeStruct((2,), jnp.float8_e5m2)}, "d")
     with pytest.raises(NameError, match="unbound axis name"):
         on(lambda x: apart(x, "nowhere"))(X)

@@ -10,7 +10,7 @@ import pytest
 
 import jax_passing
 from jax_passing.collective.runtime.rank import rank
-from jax_passing.errors import UnsupportedDtypeError
+from jax_passing.errors import UsageError
 from jax_passing.host import scope
 from support.jax.on_mesh import on_mesh, values
 
@@ -56,7 +56,7 @@ def test_other_lowerings_for_tpu():
     assert text.count("stablehlo.recv") == 1
     text = lowered_for("tpu", lambda x: jax_passing.psum(x[:0], "d"), jnp.ones((4, 3))).as_text()
     assert "stablehlo.recv" not in text
-    with jax.enable_x64(True), pytest.raises(UnsupportedDtypeError, match="TPU"):
+    with jax.enable_x64(True), pytest.raises(UsageError, match="TPU"):
         lowered_for("tpu", lambda x: jax_passing.psum(x, "d"), jnp.ones(4, np.float64))
     with jax.enable_x64(True):
         text = lowered_for("tpu", lambda x: jax_passing.psum(x, "d"), jnp.ones(4, np.int64)).as_text()

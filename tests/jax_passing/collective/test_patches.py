@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import pytest
 from jax._src import core, pjit, shard_map
 from jax._src.interpreters import ad
+from jax._src.lax import parallel
 from jax._src.lib import version as jaxlib_version
 
 import jax_passing
@@ -23,8 +23,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "internals" / "patches.md"
 LOOK = """
 import inspect, json
 import jax
-from jax._src import dispatch, monitoring, source_info_util, xla_bridge
+from jax._src import core, dispatch, monitoring, source_info_util, xla_bridge
 from jax._src.interpreters import ad, batching, mlir
+from jax._src.lax import parallel
 
 RULES = {
     "lowering": mlir._lowerings,
@@ -39,6 +40,7 @@ SETS = {
     "needs devices": dispatch.prim_requires_devices_during_lowering,
 }
 PRIMITIVES = {primitive for rules in RULES.values() for primitive in rules}
+PRIMITIVES |= {each for each in vars(parallel).values() if isinstance(each, core.Primitive)}
 FUNCTIONS = {name: each for name, each in vars(jax.lax).items() if inspect.isfunction(each)}
 
 def look():
@@ -48,6 +50,7 @@ def look():
             found[kind, primitive] = getattr(rules.get(primitive), "rule", rules.get(primitive))
         for kind, primitives in SETS.items():
             found[kind, primitive] = primitive in primitives
+        found["bind", primitive] = primitive.bind_with_trace
     found["call", "Compiled"] = jax.stages.Compiled.__call__
     found["files", "ours"] = [path for path in source_info_util._exclude_paths if "jax_passing" in path]
     found["listeners", "ours"] = [
@@ -77,12 +80,18 @@ assert not xla_bridge.backends_are_initialized()
 report()
 """
 
+
+def is_collective(primitive):
+    """Tells whether it moves something, and is none that awaits what another one began."""
+    return not primitive.name.endswith("_done") and primitive.name not in ("preduced", "vary_unreduced_cast_p")
+
+
 CHANGED = {
     *(f"lowering {each}" for each in (pjit.jit_p, core.call_p, core.closed_call_p, "cond", "while")),
     *(f"lowering on CPU {each}reduce_scatter" for each in ("", "unreduced_") if jaxlib_version < (0, 12)),
     *(f"transpose {each}" for each in ("psum_invariant", "pvary")),
     f"{'fancy ' if shard_map.shard_map_p in getattr(ad, 'fancy_transposes', {}) else ''}transpose shard_map",
-    *(f"code {each}" for each in patches.COLLECTIVES if each in vars(jax.lax)),
+    *(f"bind {each}" for each in vars(parallel).values() if isinstance(each, core.Primitive) and is_collective(each)),
     *(f"uncacheable {each}" for each in ("cond", "custom_jvp_call", "custom_linear_solve", "custom_vmap_call")),
     *(f"uncacheable {each}" for each in ("remat2", "scan", "shard_map", "while")),
     "call Compiled",

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.errors import ConfigError, NotInitializedError, ThreadError
+from jax_passing.errors import ConfigError, UsageError
 from jax_passing.optax import stale
 from support.jax.on_mesh import on_mesh as on_mesh_of
 
@@ -26,9 +26,9 @@ def test_without_session(session):
     f(x)
     compiled = f.lower(x).compile()
     session.shutdown()
-    with pytest.raises(NotInitializedError, match=r"jax_passing\.init\(\)"):
+    with pytest.raises(UsageError, match=r"jax_passing\.init\(\)"):
         f(x)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="NotInitializedError: no session"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="UsageError: no session"):
         compiled(x).block_until_ready()
     with jax_passing.init(world_size=1, rank=0, axis_name="d"):
         assert f(x).item() == 4
@@ -51,7 +51,7 @@ def test_tracing_needs_no_session_but_the_number_of_devices_does(session):
         "running a gradient's sum at": lambda x: jax.grad(lambda w: jnp.sum(jax_passing.pvary(w, "d") * x))(1.0),
     }
     for what, function in functions.items():
-        with pytest.raises(NotInitializedError, match=f"call jax_passing.init.. before {what}"):
+        with pytest.raises(UsageError, match=f"call jax_passing.init.. before {what}"):
             on_mesh(function)(jnp.ones(4))
 
 
@@ -68,7 +68,7 @@ def test_executions_of_an_earlier_session_never_join_the_next(session, devices):
     assert not late.is_ready()
     session._shut_down(abandon="a failure of the job")  # doesn't wait for dispatched executions
     with jax_passing.init(world_size=1, rank=0, axis_name="d"):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="NotInitializedError"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="UsageError"):
             late.block_until_ready()
         np.testing.assert_array_equal(f(jnp.array([0]), x), devices * x[:200])
 
@@ -93,7 +93,7 @@ def test_another_thread_needs_a_stream(session):
     assert f(x) == 6
 
     def beside():
-        with pytest.raises(ThreadError, match=r"jax_passing\.stream\('name'\)"):
+        with pytest.raises(UsageError, match=r"jax_passing\.stream\('name'\)"):
             f(x)
         with jax_passing.stream("beside"):
             with pytest.raises(ConfigError, match="in use"), jax_passing.stream("beside"):
@@ -119,14 +119,14 @@ def test_an_executable_stays_in_the_stream_in_which_it_was_lowered(session):
 
     def beside():
         np.testing.assert_array_equal(without_sums(x), x + 1)
-        with pytest.raises(ThreadError, match=r"jax_passing\.stream\('name'\)"):
+        with pytest.raises(UsageError, match=r"jax_passing\.stream\('name'\)"):
             ours(x)
         with jax_passing.stream(name):
             theirs = compiled(on_mesh(program))
             assert theirs(x) == 6
-            with pytest.raises(ThreadError, match="lowered in the thread that called jax_passing.init is called"):
+            with pytest.raises(UsageError, match="lowered in the thread that called jax_passing.init is called"):
                 ours(x)
-        with jax_passing.stream("another"), pytest.raises(ThreadError, match=r"lowered in the stream 'a \"name\" .*é'"):
+        with jax_passing.stream("another"), pytest.raises(UsageError, match=r"lowered in the stream 'a \"name\" .*é'"):
             theirs(x)
         return theirs
 
@@ -135,5 +135,5 @@ def test_an_executable_stays_in_the_stream_in_which_it_was_lowered(session):
         theirs = pool.submit(beside).result()
     assert ours(x) == 6
     np.testing.assert_array_equal(without_sums(x), x + 1)
-    with pytest.raises(ThreadError, match="is called in the thread that called jax_passing.init: hosts"):
+    with pytest.raises(UsageError, match="is called in the thread that called jax_passing.init: hosts"):
         theirs(x)

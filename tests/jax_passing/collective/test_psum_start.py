@@ -241,5 +241,5 @@ def test_some_elements_of_a_vmap_have_another_handle():
 
         return jax.vmap(one)(x, jnp.arange(len(x)) > 0)
 
-    with pytest.raises(jax.errors.JaxRuntimeError, match="HandleError.*no handle's number"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match="UsageError.*no handle's number"):
         jax.block_until_ready(jax.jit(sharded(body, mesh_of(2), out_specs=P(), check_vma=False))(X))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_passing
-from jax_passing.errors import AlreadyInitializedError, ConfigError, JoinError, SwitchUnreachableError
+from jax_passing.errors import ConfigError, JoinError, SwitchUnreachableError, UsageError
 from jax_passing.host import init as init_module
 from jax_passing.host import session as sessions
 from jax_passing.host.stats import Stats
@@ -29,7 +29,7 @@ def test_a_world_of_one_needs_no_switch():
     with jax_passing.init() as session:
         assert (session.rank, session.world_size, session.epoch) == (0, 1, 0)
         assert sessions.current() is session
-        with pytest.raises(AlreadyInitializedError, match="rank 0"):
+        with pytest.raises(UsageError, match="rank 0"):
             jax_passing.init()
         assert (total(ONES) == 2).all()
         stats = session.stats()

@@ -16,10 +16,9 @@ from jax_passing.errors import (
     HostJoinedError,
     JoinError,
     NoSlotsError,
-    NotInitializedError,
     SwitchLostError,
     SwitchUnreachableError,
-    ThreadError,
+    UsageError,
 )
 from support.jax.sessions import total
 from support.switch.in_process import Guest, Member, SwitchThread, settings_of, until
@@ -218,9 +217,9 @@ def test_rejoin_is_for_elastic_sessions_and_their_thread(running):
         for step in (-1, True, 1.5):
             with pytest.raises(ConfigError, match="expected a number of steps"):
                 session.rejoin(step)
-        with ThreadPoolExecutor(1) as pool, pytest.raises(ThreadError):
+        with ThreadPoolExecutor(1) as pool, pytest.raises(UsageError):
             pool.submit(session.rejoin, 1).result()
-    with pytest.raises(NotInitializedError):
+    with pytest.raises(UsageError):
         session.rejoin(0)
 
 

@@ -18,8 +18,8 @@ from jax_passing.errors import (
     DeadlineExceededError,
     HostLostError,
     InsideHostWarning,
-    NotInitializedError,
     SwitchLostError,
+    UsageError,
     translate,
 )
 from jax_passing.host import session as sessions
@@ -61,7 +61,7 @@ def test_what_sums_need_is_prepared_when_a_session_begins(monkeypatch):
 def test_sums_before_and_after_a_session_say_so():
     with jax_passing.init():
         total(ONES)
-    with pytest.raises(NotInitializedError), translate():
+    with pytest.raises(UsageError), translate():
         total(ONES).block_until_ready()
 
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing import partition
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 from support.jax.plans import PLAIN, check_plan, plain
 
 
@@ -27,7 +27,7 @@ def test_marks_say_where_to_cut():
     assert [facts.params // 16 for facts in plan.facts] == [1, 3, 1]
     check_plan(plan, loss, *PLAIN)
     assert partition(loss, *PLAIN, stages=2).facts[0].params // 16 in (1, 4)
-    with pytest.raises(PartitionError, match="2 marks .* too few for 4 stages"):
+    with pytest.raises(UsageError, match="2 marks .* too few for 4 stages"):
         partition(loss, *PLAIN, stages=4)
 
 
@@ -42,7 +42,7 @@ def test_a_mark_of_several_arrays_is_one_place():
     assert [facts.params // 16 for facts in plan.facts] == [1, 1, 1, 1, 1]
     assert [facts.sent_count for facts in plan.facts] == [2, 2, 2, 2, 0]
     check_plan(plan, loss, *PLAIN)
-    with pytest.raises(PartitionError, match="5 marks .* too few for 7 stages"):
+    with pytest.raises(UsageError, match="5 marks .* too few for 7 stages"):
         partition(loss, *PLAIN, stages=7)
 
 
@@ -92,7 +92,7 @@ def test_memory_bounds_a_stage():
     assert fits.facts[0].memory_bytes <= room
     assert fits.facts[0].params < first.params
     check_plan(fits, loss, params, batch)
-    with pytest.raises(PartitionError, match="fits into"):
+    with pytest.raises(UsageError, match="fits into"):
         partition(loss, params, batch, stages=2, memory_bytes=100.0)
 
 
@@ -165,7 +165,7 @@ def test_a_slow_memory_is_waited_for():
     ],
 )
 def test_what_cant_be_cut(loss, arguments, message):
-    with pytest.raises(PartitionError, match=message):
+    with pytest.raises(UsageError, match=message):
         partition(loss, *PLAIN, **arguments)
 
 
@@ -174,7 +174,7 @@ def test_side_effects_are_refused_by_line():
         jax.debug.print("x {}", batch)
         return plain(params, batch)
 
-    with pytest.raises(PartitionError, match=r"debug.* test_partition.py:\d+"):
+    with pytest.raises(UsageError, match=r"debug.* test_partition.py:\d+"):
         partition(loss, *PLAIN, stages=2)
 
 
@@ -184,7 +184,7 @@ def test_collectives_inside_of_the_loss_are_refused_by_axis_and_line(session, ps
     halves = jax.shard_map(
         lambda x, w: psum(x @ w, "m"), mesh=mesh, in_specs=(P(None, "m"), P("m")), out_specs=P(), check_vma=False
     )
-    with pytest.raises(PartitionError, match=r"psum over 'm', in a shard_map .*test_partition.py:\d+.* by param_specs"):
+    with pytest.raises(UsageError, match=r"psum over 'm', in a shard_map .*test_partition.py:\d+.* by param_specs"):
         partition(lambda params, batch: jnp.sum(halves(batch, params[0])), *PLAIN, stages=1)
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 
 import jax_passing
 from jax_passing import partition
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 from support.jax.plans import PLAIN, check_plan, plain
 from support.pages import blocks, page
 
@@ -223,17 +223,17 @@ def test_parameters_and_batches_of_another_model():
     """Stages would silently compute something else with them."""
     plan = partition(plain, *PLAIN, stages=2)
     params, batch = PLAIN
-    with pytest.raises(PartitionError, match="parameters have another structure"):
+    with pytest.raises(UsageError, match="parameters have another structure"):
         plan.split(params[:2])
-    with pytest.raises(PartitionError, match=r"\[3\]: float32\[5, 4\] instead of float32\[4, 4\]"):
+    with pytest.raises(UsageError, match=r"\[3\]: float32\[5, 4\] instead of float32\[4, 4\]"):
         plan.split([*params[:3], jnp.ones((5, 4)), params[4]])
-    with pytest.raises(PartitionError, match=r"batch differ .* in the only one: float32\[3, 4\]"):
+    with pytest.raises(UsageError, match=r"batch differ .* in the only one: float32\[3, 4\]"):
         plan.value_and_grad(params, jnp.ones((3, 4)))
-    with pytest.raises(PartitionError, match="float16"):
+    with pytest.raises(UsageError, match="float16"):
         plan.value_and_grad(params, batch.astype(jnp.float16))
     loss, stacked, batch = deep()
     plan = partition(loss, stacked, batch, stages=2, has_aux=True)
-    with pytest.raises(PartitionError, match=r"float32\[8, 8, 8\] instead of float32\[6, 8, 8\]"):
+    with pytest.raises(UsageError, match=r"float32\[8, 8, 8\] instead of float32\[6, 8, 8\]"):
         plan.value_and_grad({**stacked, "w": jnp.ones((8, 8, 8))}, batch)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_passing.errors import PartitionError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, slowest_share, stage_bytes, stage_s
 
 
@@ -50,7 +50,7 @@ def test_no_other_cuts_are_better(random, n, stages):
     )
     best = min((judged(chain, limits, stages, cuts) for cuts in all_cuts(chain, stages)), default=(math.inf, 0.0))
     if math.isinf(best[0]):
-        with pytest.raises(PartitionError):
+        with pytest.raises(UsageError):
             best_cuts(chain, stages, limits)
     else:
         assert judged(chain, limits, stages, best_cuts(chain, stages, limits)) == pytest.approx(best)
@@ -87,11 +87,11 @@ def test_what_is_sent_counts_beside_or_after_what_is_computed():
 
 def test_too_few_positions():
     chain = Chain(np.ones(3), np.zeros(3), np.zeros(4), np.zeros(4, bool))
-    with pytest.raises(PartitionError, match="0 positions, too few for 2 stages"):
+    with pytest.raises(UsageError, match="0 positions, too few for 2 stages"):
         best_cuts(chain, 2)
 
 
 def test_too_little_memory():
     chain = Chain(np.ones(2), np.zeros(2), np.zeros(3), np.ones(3, bool), [Weight(100.0, (0,))])
-    with pytest.raises(PartitionError, match="fits into 99 bytes"):
+    with pytest.raises(UsageError, match="fits into 99 bytes"):
         best_cuts(chain, 2, Limits(memory_bytes=99.0))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.pipelining.jobs import SessionInfo, check_job, stage_job, suit
 
 
@@ -58,5 +58,5 @@ def test_an_elastic_session_has_no_pipelines(monkeypatch):
     elastic = SimpleNamespace(settings=SimpleNamespace(world_size_min=1))
     monkeypatch.setattr("jax.process_index", lambda: 0)
     monkeypatch.setattr("jax_passing.host.session.current", lambda: elastic)
-    with pytest.raises(PipelineError, match="leave out init"):
+    with pytest.raises(UsageError, match="leave out init"):
         check_job(mesh, "stage", "data")

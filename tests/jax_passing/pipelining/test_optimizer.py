@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_passing import partition, pipeline
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.pipelining.by_row import ByRow, Home
 
 NAMES = ("first", "second", "last")
@@ -173,7 +173,7 @@ def test_what_no_stage_can_compute_is_refused(optimizer, message):
     run, (params, gradients, *_) = step(), trees()
     ours = run.by_stage(optimizer)
     placed = run.place(params)
-    with pytest.raises(PipelineError, match=message):
+    with pytest.raises(UsageError, match=message):
         ours.update(run.place(gradients), ours.init(placed), placed)
 
 
@@ -181,7 +181,7 @@ def test_gradients_of_other_parameters_are_refused():
     run, (params, gradients, *_) = step(), trees()
     ours = run.by_stage(optax.sgd(0.1))
     state = ours.init(run.place(params))
-    with pytest.raises(PipelineError, match=r"isn't like that of the parameters: .*Give gradients") as refusal:
+    with pytest.raises(UsageError, match=r"isn't like that of the parameters: .*Give gradients") as refusal:
         ours.update({"first": gradients["first"]}, state)
     assert len(str(refusal.value)) < 500
 
@@ -189,7 +189,7 @@ def test_gradients_of_other_parameters_are_refused():
 def test_a_function_to_evaluate_is_refused():
     run, (params, gradients, *_) = step(), trees()
     ours = run.by_stage(optax.sgd(0.1))
-    with pytest.raises(PipelineError, match=r"Among value_fn is a function"):
+    with pytest.raises(UsageError, match=r"Among value_fn is a function"):
         ours.update(run.place(gradients), ours.init(run.place(params)), value_fn=lambda params: 0.0)
 
 
@@ -225,5 +225,5 @@ def test_an_update_is_no_part_of_a_program():
     run, (params, gradients, *_) = step(), trees()
     ours = run.by_stage(optax.sgd(1.0))
     state = ours.init(run.place(params))
-    with pytest.raises(PipelineError, match=r"outside of jax.jit"):
+    with pytest.raises(UsageError, match=r"outside of jax.jit"):
         jax.jit(ours.update)(gradients, state)

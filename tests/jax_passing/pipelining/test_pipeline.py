@@ -12,7 +12,7 @@ from jax.experimental.ode import odeint
 from jax.sharding import PartitionSpec as P
 
 from jax_passing import partition, pipeline
-from jax_passing.errors import PartitionError, PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.pipelining.schedules import gpipe
 
 ROWS = 3  # of a microbatch
@@ -227,7 +227,7 @@ def test_specs_that_dont_fit(specs, message):
     params, batch = arguments(1)
     plan = partition(loss, params, microbatch(batch, 0), stages=1, has_aux=True)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:3]).reshape(1, 1, 3), ("stage", "data", "model"))
-    with pytest.raises(PipelineError, match=message):
+    with pytest.raises(UsageError, match=message):
         pipeline(plan, mesh, microbatches=1, param_specs=specs)
 
 
@@ -240,7 +240,7 @@ def test_a_spec_along_the_layers_suits_each_stages_rows():
         stages=2,
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("stage", "data", "model"))
-    with pytest.raises(PipelineError, match=r"\['w'\].*0.*3.*, which has the shape \(3, 8, 8\), into 2 parts"):
+    with pytest.raises(UsageError, match=r"\['w'\].*0.*3.*, which has the shape \(3, 8, 8\), into 2 parts"):
         pipeline(plan, mesh, microbatches=2, param_specs=P("model"))
 
 
@@ -264,7 +264,7 @@ def test_a_constraint_on_sharding_is_refused_with_its_line(wrap):
     constrain = wrap(lambda x: jax.lax.with_sharding_constraint(x, P("data")))
     with (
         jax.set_mesh(mesh_of(2, 2)),
-        pytest.raises(PartitionError, match=r"test_pipeline.py:\d+ is for a mesh that no"),
+        pytest.raises(UsageError, match=r"test_pipeline.py:\d+ is for a mesh that no"),
     ):
         partition(lambda params, batch: jnp.sum(constrain(params * batch)), jnp.ones(4), jnp.ones(4), stages=1)
 
@@ -278,7 +278,7 @@ def test_a_table_of_ones_own():
 @pytest.mark.parametrize("wrap", [jax.jit, jax.vmap, lambda run: functools.partial(jax.eval_shape, run)])
 def test_a_step_is_no_part_of_a_program(wrap):
     run, params, batch = made(1, 1, 1, "1f1b")
-    with pytest.raises(PipelineError, match="call it outside of jax.jit"):
+    with pytest.raises(UsageError, match="call it outside of jax.jit"):
         wrap(run)(*jax.tree.map(lambda leaf: leaf[np.newaxis], (params, batch)))
 
 
@@ -290,9 +290,9 @@ def test_hosts_dont_train_models_of_their_own(monkeypatch):
     )
     monkeypatch.setattr("jax_passing.host.session._current", session)
     message = r"session has 2 hosts, but the data axis 'data' isn't among .* \('batch'\)"
-    with pytest.raises(PipelineError, match=message):
+    with pytest.raises(UsageError, match=message):
         run(params, batch)
-    with pytest.raises(PipelineError, match=message):
+    with pytest.raises(UsageError, match=message):
         made(2, 2, 2, "1f1b")
 
 
@@ -314,27 +314,27 @@ def test_arguments_that_dont_fit_together(change, message):
     arguments_of = {"stages": 2, "schedule": "1f1b", "microbatches": 4, **change}
     params, batch = arguments(4)
     plan = partition(loss, params, microbatch(batch, 0), stages=arguments_of.pop("stages"), has_aux=True)
-    with pytest.raises(PipelineError, match=message):
+    with pytest.raises(UsageError, match=message):
         pipeline(plan, mesh_of(2, 1), **arguments_of)
 
 
 def test_parameters_that_have_no_gradient():
     plan = partition(lambda params, batch: jnp.sum(params[0] * batch), [1.0, 2], jnp.ones(3), stages=1)
-    with pytest.raises(PipelineError, match="parameters of int32, but only"):
+    with pytest.raises(UsageError, match="parameters of int32, but only"):
         pipeline(plan, mesh_of(1, 1), microbatches=1)
 
 
 def test_batches_of_another_shape():
     run, params, batch = made(2, 2, 2, "1f1b")
-    with pytest.raises(PipelineError, match=r"shape has to be \(4, 3\) or \(12,\)"):
+    with pytest.raises(UsageError, match=r"shape has to be \(4, 3\) or \(12,\)"):
         run(params, {**batch, "tokens": batch["tokens"][:-1]})
-    with pytest.raises(PipelineError, match=r"random key is split .* jax.random.split\(key, 4\)"):
+    with pytest.raises(UsageError, match=r"random key is split .* jax.random.split\(key, 4\)"):
         run(params, {**batch, "key": batch["key"][0]})
-    with pytest.raises(PipelineError, match="is float32; the plan was made for int32"):
+    with pytest.raises(UsageError, match="is float32; the plan was made for int32"):
         run(params, {**batch, "tokens": batch["tokens"].astype(np.float32)})
-    with pytest.raises(PipelineError, match=r"another structure than the plan's: \['tokens'\] instead of \['key'\]\.$"):
+    with pytest.raises(UsageError, match=r"another structure than the plan's: \['tokens'\] instead of \['key'\]\.$"):
         run(params, {"tokens": batch["tokens"]})
-    with pytest.raises(PartitionError, match=r"another structure .*: \['layers'\]\[3\] instead of \['stacked'\]\.$"):
+    with pytest.raises(UsageError, match=r"another structure .*: \['layers'\]\[3\] instead of \['stacked'\]\.$"):
         run({**params, "layers": params["layers"] + params["layers"][:1]}, batch)
-    with pytest.raises(PartitionError, match="the same paths, but other kinds of nodes"):
+    with pytest.raises(UsageError, match="the same paths, but other kinds of nodes"):
         run({**params, "layers": tuple(params["layers"])}, batch)

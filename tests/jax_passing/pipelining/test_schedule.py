@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.pipelining.schedule import Durations, Kind, Schedule, Task
 from jax_passing.pipelining.schedules import gpipe, interleaved, one_f_one_b, zb_h1
 
@@ -54,7 +54,7 @@ def test_the_bubble_of_interleaving(devices, groups, stages_per_device):
     assert schedule.stages == devices * stages_per_device
     assert [schedule.device_of[stage] for stage in range(schedule.stages)] == [*range(devices)] * stages_per_device
     assert schedule.bubble() == pytest.approx((devices - 1) / (stages_per_device * microbatches))
-    with pytest.raises(PipelineError, match=f"multiple of {devices + 1}"):
+    with pytest.raises(UsageError, match=f"multiple of {devices + 1}"):
         interleaved(devices + 1, devices * (devices + 1) + 1, stages_per_device)
 
 
@@ -82,7 +82,7 @@ F, B, I, W = (kind for kind in Kind)  # noqa: E741
     ],
 )
 def test_tables_that_are_no_schedule(tasks, message):
-    with pytest.raises(PipelineError, match=message):
+    with pytest.raises(UsageError, match=message):
         Schedule("mine", 2, 1, tuple(map(tuple, tasks))).check()
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_passing.errors import PipelineError
+from jax_passing.errors import UsageError
 from jax_passing.partitioning.plan import StageFacts
 from jax_passing.partitioning.stages import Piece
 from jax_passing.pipelining.schedules import interleaved, one_f_one_b, zb_h1
@@ -124,7 +124,7 @@ def test_a_parameter_that_stages_of_a_device_share_is_summed_once():
 
 
 def test_a_schedule_for_another_plan():
-    with pytest.raises(PipelineError, match="for 2 stages; the plan has 3"):
+    with pytest.raises(UsageError, match="for 2 stages; the plan has 3"):
         simulate(Planned([FACTS] * 3), one_f_one_b(2, 4), CLUSTER)
 
 

@@ -40,7 +40,7 @@ TEST_F(AttachmentTest, withoutSession) {
   rendezvous_.Detach();
   Device a{1};
   rendezvous_.Arrive(MakeSite(7, 1), a.MakeCall(10, 0));
-  EXPECT_TRUE(a.Result().starts_with("NotInitializedError"));
+  EXPECT_TRUE(a.Result().starts_with("UsageError"));
 }
 
 TEST_F(AttachmentTest, anotherWorldSize) {
@@ -101,7 +101,7 @@ TEST_F(AttachmentTest, executionSeenBetweenSessionsIsRefusedByTheNext) {
   const auto site = MakeSite(7, 2);
   Device a{1}, b{2};
   rendezvous_.Arrive(site, a.MakeCall(10, 0));
-  EXPECT_TRUE(a.Result().starts_with("NotInitializedError"));
+  EXPECT_TRUE(a.Result().starts_with("UsageError"));
   Attach();
   rendezvous_.Arrive(site, b.MakeCall(10, 1));
   EXPECT_TRUE(b.Result().starts_with("ClosedError"));

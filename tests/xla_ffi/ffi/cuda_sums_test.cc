@@ -114,7 +114,7 @@ TEST_F(CudaSumsTest, sumsThatAreRefusedFailWhenTheyFinish) {
   rendezvous_.Detach();
   Device& device = MakeDevice(0, 1);
   EXPECT_EQ(KindOf(sums_.Start(MakeSiteOfTwoLeaves(7, 1), device.MakeCall(10))), "");
-  EXPECT_EQ(KindOf(sums_.Finish(device.MakeCall(10))), "NotInitializedError");
+  EXPECT_EQ(KindOf(sums_.Finish(device.MakeCall(10))), "UsageError");
   EXPECT_TRUE(AllIsReturned());
 }
 

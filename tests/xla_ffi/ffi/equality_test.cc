@@ -45,7 +45,7 @@ TEST(Equality, NamesLeavesAndRanks) {
   const Equality equality("train.py:4:5 in step", {"['w'] float32[3]", "['b'] float32[1]"}, 8);
   const auto found = Found(equality, {{1, 2}, {1, 2}, {1, 3}, {1, 2}});
   ASSERT_TRUE(found);
-  EXPECT_EQ(found->kind, "UnequalError");
+  EXPECT_EQ(found->kind, "ProgramMismatchError");
   EXPECT_EQ(found->message.find("train.py:4:5 in step: "), 0u);
   EXPECT_NE(found->message.find("equal on all: ['b'] float32[1]. Here rank 2 has others than ranks 0, 1, 3, so"),
             std::string::npos)

@@ -153,7 +153,7 @@ TEST_F(HostCallsTest, devicesDontWaitForEachOtherInAFailedSession) {
 TEST_F(HostCallsTest, withoutASession) {
   const size_t site = program_.Add(Spec(1, "a"));
   rendezvous_.Detach();
-  EXPECT_TRUE(Sum(site, program_.Begin(0, 0), 0, 1).starts_with("NotInitializedError: "));
+  EXPECT_TRUE(Sum(site, program_.Begin(0, 0), 0, 1).starts_with("UsageError: "));
 }
 
 TEST_F(HostCallsTest, devicesCountAnewInTheNextSession) {

@@ -29,7 +29,7 @@ class SumHandlesTest : public testing::Test {
   std::string Take(float token, int64_t device, size_t bytes = sizeof(float)) {
     const auto taken = handles_.Take(token, device, {{kFloat, bytes, nullptr}}, "here");
     const auto* failure = std::get_if<Failure>(&taken);
-    EXPECT_EQ(failure ? failure->kind : "HandleError", "HandleError");
+    EXPECT_EQ(failure ? failure->kind : "none", "UsageError");
     return failure ? failure->message : "";
   }
   static HandleLeaf Leaf(const float* value) { return {kFloat, sizeof(float), value}; }
@@ -146,7 +146,7 @@ TEST_F(SumHandlesTest, aCallHasOnlySoManyUnfinishedOnADevice) {
   const uint32_t number = handles_.NewNumber();
   const auto failure = handles_.Put(number, 0, call_, part);
   ASSERT_TRUE(failure);
-  EXPECT_EQ(failure->kind, "HandleError");
+  EXPECT_EQ(failure->kind, "UsageError");
   EXPECT_TRUE(failure->message.starts_with("the sum: 64 handles"));
   EXPECT_FALSE(handles_.Put(number, 1, call_, part));                                     // another device
   EXPECT_FALSE(handles_.Put(number, 0, std::make_shared<HandleCall>("other", 1), part));  // another call
@@ -182,7 +182,7 @@ TEST_F(SumHandlesTest, noValueTakesAnothersPlace) {
   const float value = 4;
   const auto failure = handles_.Put(number, 0, call_, std::make_shared<HandlePart>(std::vector{Leaf(&value)}));
   ASSERT_TRUE(failure);
-  EXPECT_EQ(failure->kind, "HandleError");
+  EXPECT_EQ(failure->kind, "UsageError");
   EXPECT_EQ(handles_.Unfinished(), (std::map<std::string, size_t>{{"the sum", 1}}));
   EXPECT_EQ(Take(SumHandles::TokenOf(number), 0), "");
 }

@@ -125,7 +125,7 @@ TEST_F(SumNamesTest, moreNamesThanItCountsAreRefused) {
   EXPECT_EQ(Key(sites[0], 10), (SumKey{7, 0, 0}));
   EXPECT_EQ(Key(sites[1], 10), (SumKey{8, 0, 0}));
   EXPECT_EQ(Key(sites[0], 11), (SumKey{7, 1, 0}));  // known already
-  EXPECT_TRUE(Refusal(sites[2], 10).starts_with("TooManyProgramsError: train.py:41: "));
+  EXPECT_TRUE(Refusal(sites[2], 10).starts_with("UsageError: train.py:41: "));
 }
 
 TEST_F(SumNamesTest, moreVisitsThanItCountsAreRefusedWithTheirSums) {
@@ -133,7 +133,7 @@ TEST_F(SumNamesTest, moreVisitsThanItCountsAreRefusedWithTheirSums) {
   Change(site).visits = Change(other).visits = true;
   for (int64_t device : {0, 1}) Visit(site, 12, device);
   Visit(other, 11, 0);  // not counted
-  EXPECT_TRUE(Refusal(other, 11).starts_with("TooManyProgramsError: program 8: "));
+  EXPECT_TRUE(Refusal(other, 11).starts_with("UsageError: program 8: "));
 }
 
 }  // namespace

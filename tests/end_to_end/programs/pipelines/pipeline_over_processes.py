@@ -112,17 +112,17 @@ def main(layout: str) -> None:
             print(f"{schedule}: {shards} shards are right")
         try:
             step(params, own)
-        except jax_passing.errors.PipelineError as error:
+        except jax_passing.errors.UsageError as error:
             print(f"refused: {error}")
     try:
         step(placed, own)
-    except jax_passing.errors.PipelineError as error:
+    except jax_passing.errors.UsageError as error:
         print(f"refused: {error}")
     axis = "data" if layout == "data" else None  # where all have the same stages, one job of all is right without it
     with jax_passing.init(job=f"{layout}-all", rank=rank, world_size=count, axis_name=axis):
         try:
             jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES)
-        except jax_passing.errors.PipelineError as error:
+        except jax_passing.errors.UsageError as error:
             print(f"refused: {error}")
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.collective.residuals import psum_with_residuals
-from jax_passing.errors import GradientError
+from jax_passing.errors import UsageError
 
 WIRE = sys.argv[1]
 COUNT, STEPS = 3000, 6
@@ -111,10 +111,10 @@ def check(session: Any, check_vma: bool) -> None:
     assert with_nan[1][-1, 8] == 0
     try:
         mapped(jax.grad(lambda x: psum_with_residuals(x, "d")[0].sum()), P("d"))(x)
-    except GradientError as error:
+    except UsageError as error:
         assert "psum_with_residuals at residuals.py" in str(error)  # noqa: PT017
     else:
-        raise AssertionError("no GradientError")
+        raise AssertionError("no UsageError")
 
 
 with jax_passing.init(axis_name="d") as session:

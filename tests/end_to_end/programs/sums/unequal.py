@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.errors import UnequalError, translate
+from jax_passing.errors import ProgramMismatchError, translate
 
 PARAMS: Any = {"layer": {"w": np.ones((40, 7), np.float32), "b": np.zeros(7, np.float16)}, "scale": np.float64(3)}
 STEPS = 3
@@ -113,8 +113,8 @@ def heard(way: str, change: str) -> str:
             for _ in range(2):
                 jax.block_until_ready(WAYS[way](*given))
             return f"equal, after {session.stats()['sums_completed']} sums"
-    except UnequalError as error:
-        return f"UnequalError: {error}"
+    except ProgramMismatchError as error:
+        return f"ProgramMismatchError: {error}"
 
 
 def changed(rank: int, who: int, change: str) -> Any:

@@ -11,7 +11,6 @@ import threading
 import time
 import warnings
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -176,38 +175,6 @@ def main() -> None:
             np.testing.assert_array_equal(over_v(lambda x: jax_passing.pmax(x, "v"))[0], rows.max((0, 1)))
             root = hosts * 5 - 2
             assert over_v(lambda x: jax_passing.broadcast(x, "v", root=root))[1].tobytes() == rows[-1, 3].tobytes()
-
-            # A library that knows jax.lax alone: statistics and gradients of the whole batch.
-            batch = random.normal(size=(count * 4, 6)).astype(np.float32)
-            norm, alone = (nn.BatchNorm(use_running_average=False, axis_name=axis) for axis in ("d", None))
-            variables = alone.init(jax.random.key(0), batch)
-
-            def loss_of(norm, params, x):
-                y, updates = norm.apply({**variables, "params": params}, x, mutable=["batch_stats"])
-                return (jnp.sin(3 * y) * x).sum(), updates
-
-            def step(params, x):
-                def loss(params, x):
-                    return loss_of(norm, jax_passing.pvary(params, "d"), x)
-
-                (_, updates), grads = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
-                return updates, *grads
-
-            expected = jax.value_and_grad(lambda *args: loss_of(alone, *args), argnums=(0, 1), has_aux=True)(
-                variables["params"], batch
-            )
-            (_, stats), (slopes, of_x) = expected
-            part = slice(rank * local * 4, (rank + 1) * local * 4)
-            for check_vma in (False, True):
-                specs = (P(), P(), P("d"))
-                mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("d")), out_specs=specs, check_vma=check_vma)
-                with jax_passing.lax_over_hosts():
-                    got = jax.jit(mapped)(variables["params"], batch[part])
-                jax.tree.map(
-                    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
-                    got,
-                    (stats, slopes, of_x[part]),
-                )
 
         # Between hosts, outside of jit.
         values = [

@@ -22,7 +22,7 @@ def _(w: World) -> Outcome:
     return (), w.spmd(body, P("d"), P("d"))(w.x)
 
 
-@case("d/dv sum(v * pvary(psum(v))) without types", raises="GradientError", reference="nothing")
+@case("d/dv sum(v * pvary(psum(v))) without types", raises="UsageError", reference="nothing")
 def _(w: World) -> Outcome:
     body = lambda x: jax.grad(lambda v: jnp.sum(v * w.op.pvary(w.op.psum(v, "d"), "d")))(x)  # noqa: E731
     return (), w.spmd(body, P("d"), P("d"), False)(w.x)

@@ -69,7 +69,7 @@ def _(w: World) -> Outcome:
     return (), jax.jit(jax.vmap(jax.grad(lambda v: jnp.sum(_row_wise(w)(v))), axis_name="d"))(w.x)
 
 
-@case("vmap over a declared name, grad outside", local_only=True, raises="GradientError")
+@case("vmap over a declared name, grad outside", local_only=True, raises="UsageError")
 def _(w: World) -> Outcome:
     return (), jax.jit(jax.grad(lambda x: jnp.sum(jax.vmap(_row_wise(w), axis_name="d")(x))))(w.x)
 
@@ -84,7 +84,7 @@ def _(w: World) -> Outcome:
     "vmap over a declared name, grad of cast parameters outside",
     local_only=True,
     reference="nothing",
-    raises="GradientError",
+    raises="UsageError",
 )
 def _(w: World) -> Outcome:
     body = lambda p, x, y: w.op.psum(loss(w.op.pvary(p, "d"), x, y), "d")  # noqa: E731
@@ -112,7 +112,7 @@ def _(w: World) -> Outcome:
     return (), jax.grad(lambda x: jnp.sum(mapped(x)))(w.x)
 
 
-@case("pmap, grad of cast parameters outside", local_only=True, reference="nothing", raises="GradientError")
+@case("pmap, grad of cast parameters outside", local_only=True, reference="nothing", raises="UsageError")
 def _(w: World) -> Outcome:
     body = lambda p, x, y: w.op.psum(loss(w.op.pvary(p, "d"), x, y), "d")  # noqa: E731
     mapped = jax.pmap(body, axis_name="d", in_axes=(None, 0, 0), out_axes=None, devices=w.devices)

@@ -57,21 +57,19 @@ def _(w: World) -> Outcome:
     return w.spmd(body)(w.params, w.x, w.y), ()
 
 
-@in_both_modes(
-    "grad outside, of a summed loss of cast parameters", raises={False: "GradientError"}, reference="nothing"
-)
+@in_both_modes("grad outside, of a summed loss of cast parameters", raises={False: "UsageError"}, reference="nothing")
 def _(w: World, vma: bool) -> Outcome:
     step = w.spmd(lambda p, x, y: w.op.psum(loss(w.op.pvary(p, "d"), x[0], y[0]), "d"), check_vma=vma)
     return jax.grad(step)(w.params, w.x, w.y), ()
 
 
-@in_both_modes("grad outside, of a mean loss of cast parameters", raises={False: "GradientError"}, reference="nothing")
+@in_both_modes("grad outside, of a mean loss of cast parameters", raises={False: "UsageError"}, reference="nothing")
 def _(w: World, vma: bool) -> Outcome:
     step = w.spmd(lambda p, x, y: w.op.pmean(loss(w.op.pvary(p, "d"), x[0], y[0]), "d"), check_vma=vma)
     return jax.jit(jax.grad(step))(w.params, w.x, w.y), ()
 
 
-@in_both_modes("grad outside, of cast and closed-over parameters", raises={False: "GradientError"}, reference="nothing")
+@in_both_modes("grad outside, of cast and closed-over parameters", raises={False: "UsageError"}, reference="nothing")
 def _(w: World, vma: bool) -> Outcome:
     def total(p: Any, x: Any, y: Any) -> Any:
         body = lambda x, y: w.op.psum(loss(w.op.pvary(p, "d"), x[0], y[0]), "d")  # noqa: E731
@@ -83,7 +81,7 @@ def _(w: World, vma: bool) -> Outcome:
 
 
 @in_both_modes(
-    "grad outside, of what enters by rows", raises={False: "GradientError"}, reference="nothing", right_on_global=True
+    "grad outside, of what enters by rows", raises={False: "UsageError"}, reference="nothing", right_on_global=True
 )
 def _(w: World, vma: bool) -> Outcome:
     step = w.spmd(lambda p, x, y: w.op.psum(loss(p, x[0], y[0]), "d"), check_vma=vma)
@@ -103,7 +101,7 @@ def _(w: World) -> Outcome:
 
 @in_both_modes(
     "grad outside, of a summed loss of uncast parameters",
-    raises={False: "GradientError"},
+    raises={False: "UsageError"},
     reference="nothing",
     right_on_global=True,
 )
