@@ -114,3 +114,8 @@ def test_a_page_begins_with_what_its_reader_gets():
         assert heading.startswith("# "), path
         assert not blank, path
         assert re.match(r"[A-Z*]", first), path
+
+
+def test_the_glossary_is_short():
+    words = re.findall(r"^\| (?!word )(.*?) \|", page("glossary.md").read_text(), re.MULTILINE)
+    assert 0 < len(words) <= 40
