@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from jax_passing.switch.data_planes.pipeline import PipelineError, only_one
+from jax_passing.switch.data_planes.pipeline import DeviceError, only_one
 from jax_passing.switch.data_planes.pipelines import protobuf
 
 # Fields of p4.config.v1.P4Info, and of what it consists of.
@@ -40,7 +40,7 @@ _name_of = attrgetter("name")
 
 
 class P4Info:
-    """Reads the file. Raises PipelineError if it is none."""
+    """Reads the file. Raises DeviceError if it is none."""
 
     def __init__(self, path: str | Path):
         try:
@@ -53,7 +53,7 @@ class P4Info:
             structs = _struct_bits(info)
             self._registers = [_register(message, structs) for message in protobuf.messages(info, _REGISTERS)]
         except (OSError, ValueError) as error:
-            raise PipelineError(f"can't read the binary P4Info {path}: {error}") from error
+            raise DeviceError(f"can't read the binary P4Info {path}: {error}") from error
 
     @property
     def lanes(self) -> int:
