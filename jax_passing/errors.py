@@ -52,7 +52,7 @@ class HostLostError(PassingError):
 
 
 class RankZeroError(PassingError):
-    """The function that rank 0 ran in `on_rank_zero` raised an exception. The session goes on."""
+    """The function that rank 0 ran in `on_rank_zero` raised an exception. The session continues."""
 
 
 class HostJoinedError(PassingError):
@@ -73,7 +73,7 @@ class ProgramMismatchError(PassingError):
 
 
 class UnequalError(PassingError):
-    """Hosts, or devices, hold different bits in what their program takes for equal on all of them, such as parameters.
+    """Hosts, or devices, hold different bits in values that their program takes for equal on all, such as parameters.
     Hosts compare such arrays when these first come; the message names them."""
 
 
@@ -107,7 +107,7 @@ class AcceleratorError(PassingError):
 
 
 class TooManyProgramsError(PassingError):
-    """A session ran so many different programs that it can't count the executions of one more."""
+    """A session ran too many different programs to count the executions of one more."""
 
 
 class PartitionError(PassingError, ValueError):

@@ -52,7 +52,7 @@ def make(cluster: Cluster, elements: int) -> Table:
 
 
 def _choice(cluster: Cluster, elements: int) -> planner.Strategy:
-    """Names what `auto` takes if the mesh spans the hosts."""
+    """Names the choice of `auto` if the mesh spans the hosts."""
     return planner.choose(cluster, elements, ("passing", "native"))
 
 

@@ -49,7 +49,7 @@ class Shared:
                 run = hashlib.sha256(repr(sorted(addresses.items())).encode()).hexdigest()
             self.waits = Waits(session.rank, job, settings.warn_s, key, run)
         except BaseException as error:
-            cause = session.error or error  # whoever is missing may have told why
+            cause = session.error or error  # the missing host may have told why
             self.fail(_failure_of_any(cause))
             raise cause from None
 

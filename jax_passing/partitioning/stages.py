@@ -1,4 +1,4 @@
-"""Runs of the chain's operations as pure functions: what they take, what they hand on, and what they return."""
+"""Runs of the chain's operations are pure functions, with their inputs, the values they hand on, and their results."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence

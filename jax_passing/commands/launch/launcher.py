@@ -25,7 +25,7 @@ async def _await_ranks(
 ) -> list[Child]:
     """Waits until all ranks are done, one failed, or we were signalled. Returns the failed ones in their order.
 
-    `start_again`: what takes the place of a rank that failed; None if it isn't to be started again."""
+    `start_again`: starts a replacement of a rank that failed; None if there is to be none."""
     failed: list[Child] = []
     waits = {asyncio.create_task(child.process.wait()): child for child in ranks}
     interrupt = asyncio.create_task(signalled.wait())
@@ -102,7 +102,7 @@ async def _run(
             if restarts == 0 or signalled.is_set():
                 return None
             restarts -= 1
-            dead.signal_group(signal.SIGKILL)  # what the script has left behind
+            dead.signal_group(signal.SIGKILL)  # processes that the script has left behind
             console.print(
                 f"[bold]{dead.tag} ended ({dead.how_it_ended()}): started again, {restarts} more times[/bold]"
             )

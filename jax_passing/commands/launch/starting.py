@@ -165,7 +165,7 @@ class Run:
       switch: its address, or those of several.
       job: its name.
       for_jax: their JAX's own collectives go through the switch.
-      noun: what they are called. Where they are started again, sessions give them other ranks than the launcher did.
+      noun: their name in the output. Where they are started again, sessions give them other ranks than we did.
       coordinator: variables by which `jax.distributed.initialize()` finds its coordinator.
       console: where the ranks' output is shown.
     """

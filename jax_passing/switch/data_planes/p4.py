@@ -51,7 +51,7 @@ class P4DataPlane:
         self._problem = ""  # why the device has to be taken over anew
         self._next_check = 0.0
         self._stats = dict.fromkeys(VERDICTS, 0)
-        self.lanes_per_chunk = pipeline.lanes  # this and slots: what hosts are told, for good
+        self.lanes_per_chunk = pipeline.lanes  # this and slots: hosts are told them for good
         self.slot_total = pipeline.register_cells // 2
         self._attach()
 

@@ -54,7 +54,7 @@ class Pipeline(Protocol):
 
     @property
     def lanes(self) -> int:
-        """Each packet that the program sums has so many 32-bit lanes."""
+        """The 32-bit lanes of each packet that the program sums."""
 
     @property
     def register_cells(self) -> int:
@@ -79,7 +79,7 @@ class Pipeline(Protocol):
         """Packets to this multicast group are copied to each (port, replication number)."""
 
     def delete_group(self, group: int) -> None:
-        """Deletes a group, or what there is of it if it couldn't be inserted."""
+        """Deletes a group, or the inserted part of it."""
 
     def counter(self, name: str) -> Sequence[int]:
         """Returns counts of packets, by index."""

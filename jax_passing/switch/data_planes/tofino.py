@@ -13,7 +13,7 @@ ARP_REQUEST = 1
 
 class TofinoDataPlane(P4DataPlane):
     """The owner of slots is a job and its epoch, with no number for each use: no two uses have both (jobs.py), and
-    whoever takes the device over loads the program anew, which clears the registers."""
+    a control plane that takes the device over loads the program anew, which clears the registers."""
 
     worker_limit = tofino_admission.WORKER_LIMIT
 

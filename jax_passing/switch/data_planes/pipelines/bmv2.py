@@ -95,7 +95,7 @@ class Bmv2:
             self._replication("bm_mc_mgrp_destroy", group["id"])
 
     def _filled_tables(self) -> list[str]:
-        """Returns all tables but those that the program fills. The mark's is the last one: what is left if clearing
+        """Returns all tables but those that the program fills. The mark's is the last one, which is left if clearing
         fails is ours."""
         names = [table["name"] for table in self._tables if table["key"] and "entries" not in table]
         return sorted(names, key=lambda name: name.endswith("." + self._mark.table))

@@ -13,7 +13,7 @@ _TABLES, _ACTIONS, _COUNTERS, _REGISTERS = 2, 3, 5, 11
 _PREAMBLE, _SIZE = 1, 3
 _ID, _NAME = 1, 2
 _PARTS, _BITWIDTH = 2, 4  # match fields of a table, parameters of an action
-_TYPE, _TYPE_INFO = 2, 200  # what a register holds, and the structs that it may name
+_TYPE, _TYPE_INFO = 2, 200  # a register's type, and the structs that it may name
 _BITSTRING, _STRUCT = 1, 4
 
 
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Thing:
-    """A thing is a table or action with its parts, or a counter or register of so many cells."""
+    """A thing is a table or action with its parts, or a counter or register with its number of cells."""
 
     name: str
     number: int
