@@ -68,8 +68,8 @@ class WrongSumError(PassingError):
 
 
 class ProgramMismatchError(PassingError):
-    """Hosts run programs whose sums differ, which all hosts hear at once; or executions or devices of one host meet in
-    a sum although they don't belong together."""
+    """Hosts run programs whose sums differ, which all hosts hear at once; or executions or devices of one host that
+    differ meet in a sum."""
 
 
 class UnequalError(PassingError):

@@ -54,7 +54,7 @@ class Shared:
             raise cause from None
 
     def collective(self, hosts: tuple[int, ...]) -> Any:
-        """Returns what sums over these hosts, of which this one is. Waits for them the first time."""
+        """Returns the transport that sums over these hosts, which include this one. Waits for them the first time."""
         if len(hosts) == 1:
             return _native.LocalCollective()
         with self._lock:

@@ -115,7 +115,7 @@ class Waits:
         return "; ".join(texts) or "All hosts of this group wait in it"
 
     def _tell(self, hosts: Sequence[int], device: int, wait: Wait) -> dict[int, list[Told]]:
-        """Tells the others what this host waits in. Returns what each of these hosts told last."""
+        """Publishes this host's waits. Returns the last published waits of each of these hosts."""
         now = time.monotonic()
         with self._lock:
             self._own[wait.group, device] = wait, now
