@@ -57,7 +57,7 @@ class Control:
         return joined
 
     def join_hosts(self, ranks: Ranks, hosts: Sequence[int]) -> _native.Transport:
-        """Returns the transport that sums over these hosts, which include this one. Raises PassingError."""
+        """Returns what sums over these hosts, of which this one is. Raises PassingError."""
         timeout_s = 2 * self._settings.join_deadline_s  # the set has the same deadline, and tells who is missing
         try:
             joined: HostSet = self.loop.wait(lambda *outcomes: ranks.join_hosts(hosts, *outcomes), timeout_s)

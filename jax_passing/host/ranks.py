@@ -111,8 +111,7 @@ class Ranks:
     def join_hosts(
         self, hosts: Sequence[int], on_joined: Callable[[HostSet], None], on_failed: Callable[[Exception], None]
     ) -> None:
-        """Joins the others of a set of hosts, which includes this one. Raises the failure of the ranks, if there is
-        one.
+        """Joins the others of a set of hosts, of which this one is. Raises the failure of the ranks, if there is one.
 
         One of the last two is called, unless this is closed first."""
         if self.host.failure is not None:

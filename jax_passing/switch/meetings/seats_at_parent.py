@@ -17,7 +17,7 @@ from jax_passing.switch.tree.parent_greeting import ParentGreeting, problem_of
 log = logging.getLogger("jax_passing.switch")
 
 BEAT_S = 1.0  # at most
-BEATS_MAX = 5  # a parent that leaves this number of heartbeats without an answer is gone
+BEATS_MAX = 5  # a parent that leaves so many heartbeats without an answer is gone
 
 
 class SeatsAtParent:
