@@ -72,8 +72,10 @@ def count_wrong(got: Any, parts: list[Any], name: str, kind: str) -> int:
         significant, lane = FLOATS[name]
         hosts = len(parts)
         headroom = (hosts - 1).bit_length() * (2 if name == "float64" else 1)
-        for start in range(0, len(got), 1440):
-            block = slice(start, start + 1440)
+        # As `BlockElements` of fixed_point.cc, or twice that: a small leaf has a scale for each element or pair.
+        elements = min(max(2, 1 << (-(-len(got) // 120) - 1).bit_length()), 256)
+        for start in range(0, len(got), elements):
+            block = slice(start, start + elements)
             magnitudes = np.abs(np.array([part[block].astype(np.float64) for part in parts]))
             largest = magnitudes.max(initial=0, where=np.isfinite(magnitudes))
             unit = hosts * 2.0 ** (int(np.frexp(largest)[1]) - lane + headroom)

@@ -55,6 +55,7 @@ def pvary(
 
     Args:
       tree: arrays of any shape and dtype, equal on all devices along the axes, on all hosts; Python numbers stay.
+        `jax.lax.pcast(x, axis, to="varying")` casts those of which each host has its own, such as residuals.
         Under `check_vma=False` nothing that comes from a `psum` which is differentiated as well: the gradient of either
         would add up all devices.
       axis_name: as for `psum`.

@@ -1,5 +1,6 @@
 """`init`: opens the session of this process, with the settings that it finds."""
 
+import dataclasses
 import functools
 import logging
 import multiprocessing
@@ -8,6 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from jax_passing import config
 from jax_passing._compat import jaxprs, patches, process
@@ -69,7 +72,8 @@ def init(
       check_sums: whether hosts check each sum that comes back (docs/operate/switches.md). Default: where there is a
         key, and a switch that can't tell forged packets.
       check_equal: whether hosts compare the parameters that `overlap` and `pvary` are given, the first time that these
-        come: they must have the same bits on all devices (docs/train/collectives.md). Default: yes.
+        come: they must have the same bits on all devices (docs/train/collectives.md). Default: yes. GPUs and TPUs
+        compare nothing: a job of CPU hosts and others needs False on the former.
       axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
         the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
         where the mesh spans the processes. The same on all hosts.
@@ -151,7 +155,11 @@ def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
 
 
 def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
-    return config.resolve(arguments, path, process_in_cluster=process.in_cluster)
+    settings, sources = config.resolve(arguments, path, process_in_cluster=process.in_cluster)
+    if settings.check_equal and jax.default_backend() != "cpu":
+        # Only CPU devices compare. Hosts of both kinds hear at the join that they differ in it, not from programs.
+        settings = dataclasses.replace(settings, check_equal=False)
+    return settings, sources
 
 
 @functools.cache

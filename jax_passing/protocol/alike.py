@@ -21,7 +21,8 @@ _ADVICE = {
     "strategy": "set the same in jax_passing.init(strategy=…) or JAX_PASSING_STRATEGY",
     "wire": "set the same in jax_passing.init(wire=…) or JAX_PASSING_WIRE",
     "check_sums": "set the same in jax_passing.init(check_sums=…) or JAX_PASSING_CHECK_SUMS",
-    "check_equal": "set the same in jax_passing.init(check_equal=…) or JAX_PASSING_CHECK_EQUAL",
+    "check_equal": "set the same in jax_passing.init(check_equal=…) or JAX_PASSING_CHECK_EQUAL (false on hosts with "
+    "CPUs alone if others have GPUs or TPUs, which compare nothing)",
     HASH_SEED: "set the same on all of them, or none",
     DEVICES: "give each as many devices (JAX_NUM_CPU_DEVICES)",
     **dict.fromkeys(_PACKAGES, _SAME_VERSIONS),

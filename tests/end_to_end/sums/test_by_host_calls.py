@@ -33,7 +33,8 @@ def test_sums_that_only_some_executions_come_to(cluster: "Cluster") -> None:
 
 
 def test_residuals(cluster: "Cluster") -> None:
-    for process in cluster.run(PROGRAM, "0", "sums/residuals.py", "int8", env=COMPILED_FAST):
+    env = {"JAX_PASSING_CHECK_EQUAL": "false", **COMPILED_FAST}  # as only CPU hosts compare
+    for process in cluster.run(PROGRAM, "0", "sums/residuals.py", "int8", env=env):
         assert "residuals right" in process.text
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,13 @@ def test_a_world_of_one_needs_no_switch():
         assert stats.keys() == Stats.__annotations__.keys()
     assert sessions.current() is None
     session.shutdown()  # once more does nothing
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_parameters_are_compared_on_cpus_alone(monkeypatch, platform):
+    monkeypatch.setattr(init_module, "jax", SimpleNamespace(default_backend=lambda: platform))
+    with jax_passing.init(world_size=1, rank=0, check_equal=True) as session:
+        assert session.settings.check_equal == (platform == "cpu")
 
 
 def test_a_child_that_imports_the_script_is_refused(tmp_path):

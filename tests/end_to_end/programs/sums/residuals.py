@@ -42,7 +42,7 @@ def check(session: Any, check_vma: bool) -> None:
     def contribute(x: jax.Array) -> Any:
         tree = {"narrow": x.astype(jnp.bfloat16), "wide": x, "counts": x.astype(jnp.int32), "none": x[:, :0]}
         sums, kept = psum_with_residuals(tree, "d", wire=WIRE)
-        varying = jax.tree.map(lambda each: jax_passing.pvary(each, "d"), kept) if not flat and check_vma else kept
+        varying = jax.lax.pcast(kept, "d", to="varying") if not flat and check_vma else kept  # hosts have their own
         return sums, kept, jax_passing.psum(tree, "d"), jax_passing.all_gather(varying, "d", tiled=True)
 
     x = drawn(session.rank)
@@ -73,7 +73,7 @@ def check(session: Any, check_vma: bool) -> None:
     def train(gradients: jax.Array) -> Any:
         def step(kept: jax.Array, gradient: jax.Array) -> Any:
             total, kept = psum_with_residuals(gradient + kept, "d", wire=WIRE)
-            return (kept if flat or not check_vma else jax_passing.pvary(kept, "d")), total
+            return (kept if flat or not check_vma else jax.lax.pcast(kept, "d", to="varying")), total
 
         zero = jax_passing.pvary(jnp.zeros(COUNT), "d") if check_vma else jnp.zeros(COUNT)
         kept, totals = jax.lax.scan(step, zero, gradients[0])
