@@ -70,7 +70,7 @@ def overlaps(given):
 
 
 def feeds_back(given):
-    """Tells whether what rounding lost is added to the next step's gradients."""
+    """Tells whether the next step's gradients get the residuals of rounding."""
     return given.wire in ("int8", "int4") and not given.no_error_feedback
 
 

@@ -203,7 +203,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--step-s", type=float, default=0.0, help="a step takes at least so long: time to do harm")
-    parser.add_argument("--schedule", help="take the steps by so many hosts each, without faults")
+    parser.add_argument("--schedule", help="take the steps by these numbers of hosts, without faults")
     parser.add_argument("--checkpoint", metavar="FOLDER", help="that all hosts can read")
     parser.add_argument("--check", action="store_true", help="take the same steps once more, without faults")
     given = parser.parse_args()

@@ -64,7 +64,7 @@ VALIDATION_ROWS, VALIDATION_SHARE = 256, 0.05  # the latter of the text, at its 
 
 
 def read_text(path):
-    if path is not None:  # it may be larger than the memory; what is empty can't be mapped
+    if path is not None:  # it may be larger than the memory; an empty file can't be mapped
         return np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
     files = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
     sources = [file for file in files if not {"site-packages", "dist-packages"} & set(file.parts)]
@@ -184,7 +184,7 @@ def main(session, given, text):
     for number in range(1, given.steps + 1):
         state, loss = steps["sums"](state, next(own))
         if number == 1 or number % 10 == 0 or number == given.steps:
-            last_loss = float(loss.mean())  # on every host: one that doesn't look goes on after another is lost
+            last_loss = float(loss.mean())  # on every host: one that doesn't look runs on after another is lost
             first_loss = last_loss if number == 1 else first_loss
             if session.rank == 0:
                 print(f"step {number}: loss {last_loss:.4f}", flush=True)
@@ -248,5 +248,5 @@ if __name__ == "__main__":
         unlike = difference(session, text=told, **{name: vars(given)[name] for name in ALIKE})
         if unlike is None:
             main(session, given, text)
-    if unlike is not None:  # said only now: whoever leaves a session early ends it for those who don't know yet
+    if unlike is not None:  # said only now: a host that leaves a session early ends it for those who don't know yet
         parser.error(f"{unlike}. Give all hosts the same options.")

@@ -38,7 +38,7 @@ SHARDS_MAX = 64  # in a job, with one switch each
 STRATEGIES = ("passing", "flat", "native", "auto")
 WIRES = ("full", "int16", "int8", "int4")  # how floats travel: docs/internals/fixed_point.md
 RANKS_MAX_OF_WIRE = {"full": RANKS_MAX, "int16": RANKS_MAX, "int8": 127, "int4": 7}  # whose sum has room in the bits
-AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas, since a join has room for so many
+AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas, the room of a join
 
 
 def parse_address(text: str) -> tuple[str, int]:

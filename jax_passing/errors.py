@@ -50,7 +50,7 @@ class HostLostError(PassingError):
 
 
 class RankZeroError(PassingError):
-    """The function that rank 0 ran in `on_rank_zero` raised an exception. The session goes on."""
+    """The function that rank 0 ran in `on_rank_zero` raised an exception. The session continues."""
 
 
 class HostJoinedError(PassingError):

@@ -1,7 +1,7 @@
 """Launchers tell each process by variables which rank it has, and which run it is part of.
 
-One launcher may start another, and what the outer one said stays in the environment. The inner one counts: the one that
-has started this process.
+One launcher may start another, and the outer one's variables stay in the environment. The inner one counts: the one
+that has started this process.
 """
 
 import os

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A packet that was sent to us goes on to another.
+// A packet that was sent to us leaves for another.
 #ifndef P4_ADDRESSING_P4_
 #define P4_ADDRESSING_P4_
 

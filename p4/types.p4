@@ -4,7 +4,7 @@
 #ifndef P4_TYPES_P4_
 #define P4_TYPES_P4_
 
-// --- What a build may choose, with -D
+// --- Choices of a build, with -D
 
 #ifndef LANES
 #define LANES 64  // in every packet: a power of two
@@ -62,7 +62,7 @@ enum bit<8> verdict_t {
     FOREIGN_SLOT = 10,     // outside the job's partition
     NOT_CONTRIBUTION = 11, // a type that a switch doesn't take
     MISMATCH = 12,         // another lane format than the other workers'
-    TOO_FAR = 13,          // further ahead of what is complete than a worker can be
+    TOO_FAR = 13,          // further ahead than a worker can be
     FORWARDED = 14,        // the last worker, and the job has a parent: the sum goes up
     FORWARDED_AGAIN = 15,  // a worker asks again, the parent hasn't answered: the sum goes up again
     ANSWERED = 16          // the parent's result: it goes to all workers

@@ -29,7 +29,7 @@ PACKAGES = ("jax-passing", "jax", "jaxlib", "jax-cuda13-plugin", "jax-cuda12-plu
 GPU, CPU = "cuda", "cpu"
 PART_S = 180.0  # that a part may take
 TOLD_S = 10.0  # before that it prints what its threads do
-HANGS = 2  # so many parts that came to no end on a GPU, and none with as many hosts on one is started any more
+HANGS = 2  # parts that hang on a GPU before no other with as many hosts on one is started
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def output_of(command: list[str], timeout_s: float = 60.0) -> str:
 
 
 def why_no_gpu() -> str:
-    """Returns what JAX says of a GPU that it can't use, or an empty text if it can use one."""
+    """Returns JAX's words about a GPU that it can't use, or an empty text if it can use one."""
     command, environment = [sys.executable, "-c", "import jax; jax.devices()"], {**os.environ, "JAX_PLATFORMS": GPU}
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     if done.returncode == 0:

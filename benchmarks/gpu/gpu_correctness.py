@@ -108,9 +108,9 @@ def sums(host: Host) -> Any:
 
 
 def errors(host: Host) -> Any:
-    """Hosts whose programs differ: the sum under way must fail by name, and the process goes on."""
+    """Hosts whose programs differ: the sum under way must fail by name, and the process lives."""
 
-    def body(x: Any) -> Any:  # what is summed is an array of the program's own
+    def body(x: Any) -> Any:  # the sum is of an array of the program's own
         return jax_passing.psum(jnp.sin(x), "d").sum()
 
     began, raised = time.perf_counter(), "nothing"

@@ -123,7 +123,7 @@ def of_memory(report: Entry) -> list[str]:
         reached = aim(beyond <= BEYOND_MEBIBYTES, f"at most {BEYOND_MEBIBYTES} MiB are wanted")
         lines.append(
             f"Memory of the device beyond the caller's {found['caller_bytes'] / 2**20:.0f} MiB, {hosts_of(entry)}: "
-            f"{beyond:.1f} MiB at the peak ({reached}). That is what XLA allocates; what the driver keeps isn't in it."
+            f"{beyond:.1f} MiB at the peak ({reached}). That is XLA's memory; the driver's isn't in it."
         )
     return ["### Memory", "", *lines, ""] if lines else []
 
@@ -143,7 +143,7 @@ def of_copies(report: Entry) -> list[str]:
             rows.append(cells)
     columns = ("hosts", "dtype", "size", "psum", "copy to pinned memory", "share", "copy from it", "share")
     note = (
-        "A sum of one host has neither network nor fixed point: what remains are copies, there and back at once. "
+        "A sum of one host has neither network nor fixed point: only copies remain, there and back at once. "
         f"Wanted is {COPY_SHARE:.0%} of each rate. The copies beside them are JAX's, between the device and memory of "
         "kind pinned_host. Medians."
     )

@@ -1,8 +1,8 @@
-"""Measures what a 1 KB sum costs in a jitted JAX call, beside the same program with a local operation instead.
+"""Measures the cost of a 1 KB sum in a jitted JAX call, beside the same program with a local operation instead.
 
     jax-passing run --hosts 4 --devices-per-host 1 benchmarks/micro/call_overhead.py
 
-The difference is the whole sum; what `transport_benchmark 4 float32 1024` shows is the collective alone, without JAX,
+The difference is the whole sum; `transport_benchmark 4 float32 1024` shows the collective alone, without JAX,
 so the rest is what the call adds: the handler, the hand-over of the result to XLA, and XLA's wake-up of Python.
 
 Measured on two busy cores: 270-325 us in all at H=4, where the collective alone takes 92-126, so the call adds about

@@ -20,7 +20,7 @@ WAIT_S = 60.0
 
 
 class ParameterServerError(Exception):
-    """The server is lost, or refused what it was sent."""
+    """The server is lost, or refused a message."""
 
 
 class Header(msgspec.Struct, omit_defaults=True):

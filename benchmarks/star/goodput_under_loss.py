@@ -1,10 +1,10 @@
-"""Measures what loss costs: sums over a star that loses packets independently, at one rate after the other.
+"""Measures the cost of loss: sums over a star that loses packets independently, at one rate after the other.
 
     sudo python benchmarks/star/goodput_under_loss.py --packets 1000000
 
-The processes of one job sum at every rate until the hosts have sent so many packets; every element of every sum is
-checked. What is lost is the link's: packets of sums, of results and of the control connections, each way alike. Ends
-with an error if any element is wrong.
+The processes of one job sum at every rate until the hosts have sent the given number of packets; every element of every
+sum is checked. The links lose packets of all kinds: of sums, of results and of the control connections, each way alike.
+Ends with an error if any element is wrong.
 """
 
 import argparse

@@ -39,7 +39,7 @@ NOTE = """
 The switch stands at the centre of the star with a port per host, as a network switch does: in an in-network sum a host
 sends and receives every byte once. gloo, Open MPI and mpi4jax have no such switch: hosts send to hosts. The parameter
 server is the same program behind one link, like a host's: a switch that stood there would be no faster.
-Each time is from the first rank's start to the last one's end. limit: what the system's own traffic takes at line rate
+Each time is from the first rank's start to the last one's end. limit: the time of the system's own traffic at line rate
 with its headers (star_contenders.py derives it). A bucket lets its first 128 KB pass unshaped, so a share may reach
 100.2 % at 64 MiB. CPU: ns of a host's processes per KB of the sum, and of the switch's per KB that it receives.
 memory: by how much a rank's memory grew during a sum, whose result may take its input's place."""

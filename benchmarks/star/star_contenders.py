@@ -30,7 +30,7 @@ def once(hosts: int, devices: int) -> float:
 
 
 def narrow(bits: int) -> Callable[[int, int], float]:
-    """Every link carries float32 with so many bits once, and 4 bytes for each block, in each direction."""
+    """Every link carries each float32 in `bits` bits once, and 4 bytes for each block, in each direction."""
     part = bits / 32
     return lambda hosts, devices: UDP_FRAME_BYTES_PER_BYTE * (part + 4 / (4 * 1440))
 
@@ -51,7 +51,7 @@ def server(hosts: int, devices: int) -> float:
 
 
 def shards(hosts: int, devices: int) -> float:
-    """A server on every host for 1/H of the sum: what the others send there, and what their servers send back."""
+    """A server on every host for 1/H of the sum: the others send there, and their servers send back."""
     return 2 * (hosts - 1) / hosts * UDP_WIRE_BYTES_PER_BYTE
 
 

@@ -4,7 +4,7 @@ Two hosts of a star sum float32 for some seconds, several times, and compare eve
 of the rows another machine of the star, which can send from any address, sends
 
 - idle: nothing;
-- elsewhere: forged packets to a port of the switch's machine where nobody reads. What this costs is the machines' own;
+- elsewhere: forged packets to a port of the switch's machine where nobody reads. This costs the machines' own time;
 - forged: the same to the switch. They have the numbers of the job, epoch, worker and slot, and that rank's address and
   port, which a sniffer beside the switch has seen, and sequences of the last, the next and far chunks;
 - flipped: packets that were sniffed just now, in which 1 to 8 bits are flipped;
@@ -125,7 +125,7 @@ def datagram(source: bytes, source_port: int, destination: bytes, port: int, pay
 
 
 def attack(kind: str, file: str, to: str, port: int, count: int, per_second: float, seed: int) -> None:
-    """Sends so many packets at about this rate."""
+    """Sends this number of packets at about this rate."""
     chance = random.Random(seed)
     recorded = read_recorded(file)
     destination = socket.inet_aton(to)

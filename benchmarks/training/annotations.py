@@ -35,7 +35,7 @@ WARM_UPS = 2  # they compile, make the groups of devices, and learn the order of
 
 
 def sent_bytes() -> int:
-    """Counts what this host's network cards have sent, with headers."""
+    """Counts the bytes that this host's network cards have sent, with headers."""
     lines = (line.split(":") for line in Path("/proc/self/net/dev").read_text().splitlines()[2:])
     return sum(int(counts.split()[8]) for name, counts in lines if name.strip() != "lo")
 

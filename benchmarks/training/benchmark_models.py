@@ -28,7 +28,7 @@ class Mlp(nn.Module):
 
 @dataclass(frozen=True)
 class Trained:
-    """A model and what it is trained with.
+    """A model and its training data.
 
     Attributes:
       loss: `loss(params, batch)` returns a scalar.

@@ -23,7 +23,7 @@ from jax_passing.partitioning.plan import Plan
 from jax_passing.pipelining.schedules import interleaved
 from jax_passing.predict.cluster import Cluster
 
-STAGES = 12  # so many times within a step at which gradients are final
+STAGES = 12  # the times within a step at which gradients are final
 PAPER_GPT2, PAPER_NODES = "1.14-1.23", 6
 PAPER_IMAGES = {"AlexNet": "1.31", "VGG16": "1.14", "ResNet50": "1.03"}
 

@@ -116,7 +116,7 @@ def main() -> None:
     add("--in-host-gbit", type=float, default=100.0, help="at which a host's devices send to each other")
     add("--images", type=int, default=32, help="in a device's batch")
     add("--sequences", type=int, default=8, help="of 1024 tokens, in a device's batch of GPT-2")
-    add("--overlap", action="store_true", help="let sums travel while the backward pass goes on")
+    add("--overlap", action="store_true", help="let sums travel while the backward pass runs")
     add("--plot", type=Path, help="draw curves into this file")
     arguments = parser.parse_args()
     sums = predicted(arguments)

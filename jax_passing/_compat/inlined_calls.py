@@ -20,7 +20,7 @@ def calls_around() -> list[list[Frame]]:
 
 
 def in_shared_function() -> bool:
-    """Tells whether what is being lowered is part of a function that the module may call several times."""
+    """Tells whether the operation that is being lowered is in a function that the module may call several times."""
     return getattr(_of_thread, "shared", 0) > 0
 
 

@@ -25,7 +25,7 @@ def lower_reduce_scatter(rule: Callable[..., Any]) -> Callable[..., Any]:
     def lower(ctx: mlir.LoweringRuleContext, x: Any, **params: Any) -> Any:
         if not over_gloo():
             return rule(ctx, x, **params)
-        with named_axes.unchecked():  # the types of what is lowered were checked when it was traced
+        with named_axes.unchecked():  # tracing has checked the types of the operations
             made = mlir.lower_fun(lambda x: _reduce_scatter(x, **params), multiple_results=False)
             return made(ctx.replace(primitive=None), x)
 

@@ -1,4 +1,4 @@
-"""These functions tell which jaxprs sum, and what a value is computed from in one that is being traced.
+"""These functions tell which jaxprs sum, and find the inputs of a value in one that is being traced.
 
 Another version of JAX may tell less of a jaxpr that is being traced: then values are no constants, and come from
 nothing.
@@ -46,7 +46,7 @@ def tracing() -> bool:
 
 
 def current_trace() -> Any:
-    """Returns what stands for the jaxpr that is being traced, from line to line; None outside of jit and such."""
+    """Returns the identity of the jaxpr that is being traced, from line to line; None outside of jit and such."""
     trace = core.trace_ctx.trace
     while trace is not None and not hasattr(trace, "frame"):
         trace = getattr(trace, "parent_trace", None)
@@ -97,7 +97,7 @@ def comes_from(tracer: Any, is_meant: Callable[[Any], bool]) -> bool:
 
 
 def _without_vmap(tracer: Any) -> Any:
-    """Returns what a tracer of vmap stands for."""
+    """Returns the batched value of a tracer of vmap."""
     while hasattr(tracer, "batch_dim"):
         tracer = tracer.val
     return tracer

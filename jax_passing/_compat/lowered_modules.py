@@ -85,7 +85,7 @@ _of_blocks: WeakKeyDictionary[Any, list[tuple[Any, Any]]] = WeakKeyDictionary() 
 
 
 def of_block(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
-    """Returns what `make` made when it was first asked for, in the block of operations that is being lowered now."""
+    """Returns the first result of `make` in the block of operations that is being lowered now."""
     block = ir.InsertionPoint.current.block
     known: _T | None = _known_of(ctx, block)
     if known is not None:
@@ -109,7 +109,7 @@ def of_blocks_around(ctx: mlir.LoweringRuleContext) -> Iterator[Any]:
         block = around.block
 
 
-_ISOLATED = ("builtin.module", "func.func", "sdy.manual_computation")  # what these hold uses no values of outside
+_ISOLATED = ("builtin.module", "func.func", "sdy.manual_computation")  # operations in these use no values from outside
 
 
 def _known_of(ctx: mlir.LoweringRuleContext, block: Any) -> Any:
@@ -123,7 +123,7 @@ _of_modules: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 
 def of_module(ctx: mlir.LoweringRuleContext, make: Callable[[], _T]) -> _T:
-    """Returns what `make` made when it was first asked for, in the module that is being lowered now."""
+    """Returns the first result of `make` in the module that is being lowered now."""
     key = ctx.module_context.shape_poly_state
     if key not in _of_modules:
         _of_modules[key] = make()

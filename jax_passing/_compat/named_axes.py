@@ -80,7 +80,7 @@ def without_varying(aval: Aval, axes: Sequence[Axis]) -> Aval:
 
 
 def with_varying(aval: Aval, axes: frozenset[Axis]) -> Aval:
-    """Returns the same type, varying over `axes` too, in the mesh around: what is closed over has none."""
+    """Returns the same type, varying over `axes` too, in the mesh around: a closed-over value has none."""
     if not axes:
         return aval
     sharding = aval.sharding.update(mesh=jax.sharding.get_abstract_mesh())

@@ -2,7 +2,7 @@
 
 `install` runs when a session begins or when one of our functions is first traced, whichever comes first; importing the
 package changes nothing. No change is ever taken back: each leaves JAX as it was for programs without our sums. The
-table says how JAX is changed; what replaces JAX's own stands in the rooms above, which name it with `Patch.uses`.
+table says how JAX is changed; the replacements stand in the rooms above, which name them with `Patch.uses`.
 docs/internals/patches.md has the table, too (tests/jax_passing/collective/test_patches.py).
 """
 
@@ -34,10 +34,10 @@ class Patch:
 
     Attributes:
       what: which of JAX's rules, functions or sets is changed.
-      why: what would go wrong without the change.
+      why: the failure without the change.
       until: when the change can go.
       change: makes the change, given `ours`.
-      ours: what JAX uses from then on: mostly a function that takes JAX's own function and returns another one.
+      ours: JAX uses this from then on: mostly a function that takes JAX's own function and returns another one.
     """
 
     what: str

@@ -71,7 +71,7 @@ def coordinator() -> Any:
 
 
 def told_in(client: Any, folder: str) -> dict[str, str]:
-    """Returns what the coordinator has in this folder, by the rest of the key. Others than our processes may write
+    """Returns the coordinator's entries in this folder, by the rest of the key. Others than our processes may write
     there: bytes that are no UTF-8, for which JAX's own reading of text raises, are replaced."""
     found = client.key_value_dir_get_bytes(folder)
     return {key.rpartition("/")[2]: value.decode(errors="replace") for key, value in found}

@@ -63,7 +63,7 @@ def function_of_lax() -> str | None:
 
 
 def warn_in_users_line(category: type[Warning], message: str) -> None:
-    """Warns in the line of the user's program that led here: that is what the warning is about."""
+    """Warns in the line of the user's program that led here, which the warning is about."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (is_of_jax(frame.f_code) or is_of_package(frame.f_code)):
         frame = frame.f_back

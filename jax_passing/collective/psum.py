@@ -30,10 +30,10 @@ def psum(
 ) -> _T:
     """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
 
-    An axis goes on over the hosts if its mesh spans the processes (jax.distributed), or if `init(axis_name=...)`
-    declares it: then a mesh inside this process, pmap or vmap that has such an axis continues on the other hosts. Any
-    other axis stays inside the host, where this is `jax.lax.psum`. The bits of the result are the same on every device
-    and host, and depend only on the inputs. The gradient is that of `jax.lax.psum`.
+    An axis spans the devices of all hosts if its mesh spans the processes (jax.distributed), or if
+    `init(axis_name=...)` declares it: then a mesh inside this process, pmap or vmap that has such an axis continues on
+    the other hosts. Any other axis stays inside the host, where this is `jax.lax.psum`. The bits of the result are the
+    same on every device and host, and depend only on the inputs. The gradient is that of `jax.lax.psum`.
 
     Args:
       tree: arrays of any shape, bool, integer, floating point (bfloat16, float16 to float64) or complex; bool is

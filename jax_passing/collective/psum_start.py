@@ -1,4 +1,5 @@
-"""`psum_start` starts a sum, `psum_done` waits for it: in between, and between two programs, the sum goes on by itself.
+"""`psum_start` starts a sum, `psum_done` waits for it: in between, and between two programs, the sum continues by
+itself.
 
 A handle stands for the sum. It goes through programs as any value does; its arrays are numbers by which this process
 finds what it keeps for the sum (primitives/handles.py).

@@ -44,7 +44,7 @@ app.command()(key.key)
 
 
 def main(program: str = SCRIPT) -> None:
-    """Runs the command line. Of our errors users see the message, not the traceback. `program`: what they type."""
+    """Runs the command line. Of our errors users see the message, not the traceback. `program`: the command's name."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A name, or a host's output, may have what the terminal's encoding lacks. Python says so of stderr by itself.
         sys.stdout.reconfigure(errors="backslashreplace")

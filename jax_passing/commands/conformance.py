@@ -16,7 +16,7 @@ def conformance(
         str, typer.Option(metavar="HOST:PORT", help="Test this switch. Nobody else may use it meanwhile.")
     ],
     seed: Annotated[int, typer.Option(min=0, help="Draw the first random exchange from this seed.")] = 0,
-    exchanges: Annotated[int, typer.Option(min=0, help="Play so many random exchanges.")] = 100,
+    exchanges: Annotated[int, typer.Option(min=0, help="Play this number of random exchanges.")] = 100,
     as_parent: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Be the switch's parent, at the address that its --parent names."),

@@ -1,4 +1,4 @@
-"""`jax-passing plan`: what each strategy would take."""
+"""`jax-passing plan` predicts the time of a sum under each strategy."""
 
 import json
 from typing import Annotated
@@ -15,7 +15,7 @@ def plan(
     hosts: Annotated[
         int, typer.Option(min=1, max=RANKS_MAX, help=f"So many hosts sum; above {WORKERS_MAX}, in a tree of switches.")
     ] = 8,
-    devices_per_host: Annotated[int, typer.Option(min=1, help="Each host has so many devices.")] = 1,
+    devices_per_host: Annotated[int, typer.Option(min=1, help="The devices of each host.")] = 1,
     size_bytes: Annotated[
         int,
         typer.Option(
@@ -43,12 +43,12 @@ def plan(
     shared_cores: Annotated[
         int,
         typer.Option(
-            min=0, help="Hosts and switches share one machine with so many cores. With 0, they share nothing."
+            min=0, help="Hosts and switches share one machine with this number of cores. With 0, they share nothing."
         ),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the predictions as JSON.")] = False,
 ) -> None:
-    """Predict what each strategy's sum takes, and which one `auto` takes."""
+    """Predict the time of a sum under each strategy, and the choice of `auto`."""
     from rich.console import Console
 
     from jax_passing.commands import plan_table

@@ -27,13 +27,13 @@ def run(
             "--hosts",
             "-n",
             metavar="COUNT | NAME,...",
-            help="Start so many hosts, each a process of this machine; or one on each of these machines, over ssh.",
+            help="The number of hosts, each a process of this machine; or machines, with a host on each, over ssh.",
         ),
     ] = "2",
-    devices_per_host: Annotated[int, typer.Option(min=1, help="Give each host so many CPU devices.")] = 1,
+    devices_per_host: Annotated[int, typer.Option(min=1, help="The CPU devices of each host.")] = 1,
     switch: SwitchOption = None,
     restarts: Annotated[
-        int, typer.Option(min=0, help="Start hosts that die again, so many times in all; an elastic session goes on.")
+        int, typer.Option(min=0, help="How often hosts that die start again, in all; an elastic session continues.")
     ] = 0,
     for_jax: Annotated[
         bool,

@@ -33,23 +33,23 @@ def switch(
             show_default="JAX_PASSING_SWITCH_CONFIG",
         ),
     ] = None,
-    slot_total: Annotated[int | None, typer.Option(help="The switch has so many slots.", show_default="16384")] = None,
+    slot_total: Annotated[int | None, typer.Option(help="The slots of the switch.", show_default="16384")] = None,
     slots_per_job: Annotated[
         int | None,
-        typer.Option(help="Each job gets so many slots, a power of two.", show_default="1024; bmv2: 16"),
+        typer.Option(help="The slots of each job, a power of two.", show_default="1024; bmv2: 16"),
     ] = None,
     lanes_per_chunk: Annotated[
-        int | None, typer.Option(help="A packet carries so many lanes of 32 bits.", show_default="360")
+        int | None, typer.Option(help="The 32-bit lanes of a packet.", show_default="360")
     ] = None,
     lease_s: Annotated[
         float | None, typer.Option(help="A host that is silent for so long is lost.", show_default="30")
     ] = None,
     slots_per_address: Annotated[
         int | None,
-        typer.Option(help="The jobs with hosts at one address get so many slots together.", show_default="half of all"),
+        typer.Option(help="The most slots of all jobs with hosts at one address.", show_default="half of all"),
     ] = None,
     connections_per_address: Annotated[
-        int | None, typer.Option(help="One address may have so many connections.", show_default="256")
+        int | None, typer.Option(help="The most connections from one address.", show_default="256")
     ] = None,
     link_gbit: Annotated[
         float | None,
@@ -80,7 +80,7 @@ def switch(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Whoever joins must have its job's key, which `jax-passing key` derives from the one in this file.",
+            help="Hosts must have their job's key, which `jax-passing key` derives from the one in this file.",
             show_default="anybody may join",
         ),
     ] = None,

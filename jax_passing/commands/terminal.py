@@ -38,7 +38,7 @@ class LineSplitter:
             self._line = ""
             yield True, shown
         elif "\r" in self._line and shown:
-            # The text after the last carriage return may go on; what was drawn over is forgotten.
+            # The text after the last carriage return may continue; overdrawn text is forgotten.
             drawn = self._line.rstrip("\r")
             self._line = "\r" + drawn.rpartition("\r")[2] + ("\r" if drawn != self._line else "")
             yield False, shown

@@ -1,4 +1,4 @@
-"""Findings of a process of its own: what hangs there can be given up, and what crashes takes nothing else along."""
+"""Findings of a process of its own: a check that hangs there can be given up, and a crash ends nothing else."""
 
 import json
 import os

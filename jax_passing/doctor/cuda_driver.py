@@ -34,7 +34,7 @@ _FUNCTIONS: dict[str, tuple[type, ...]] = {
 
 
 class CudaError(Exception):
-    """`code`: what the driver returned; 0 if it lacks the function."""
+    """`code`: the driver's result; 0 if it lacks the function."""
 
     def __init__(self, text: str, code: int = 0):
         super().__init__(text)
@@ -129,7 +129,7 @@ class Driver:
             self._code("cuMemFreeHost", address)
 
     def copy_rates(self, pinned: int, size_bytes: int, rounds: int) -> CopyRates:
-        """Measures the fastest of so many copies each way, in bytes/s."""
+        """Measures the fastest of `copies` copies each way, in bytes/s."""
         there = _DevicePointer()
         self._call("cuMemAlloc_v2", ctypes.byref(there), size_bytes)
         try:

@@ -13,7 +13,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`check` names what was looked at; `reason` and `remedy` are for people. What is good needs no remedy."""
+    """`check` names the thing examined; `reason` and `remedy` are for people. A good finding needs no remedy."""
 
     check: str
     state: State

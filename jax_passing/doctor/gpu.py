@@ -1,4 +1,4 @@
-"""GPUs: the driver, what it must be able to do for sums, NCCL, JAX's plugin, and the card beside each."""
+"""GPUs: the driver and its abilities that sums need, NCCL, JAX's plugin, and the card beside each."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +63,7 @@ def trouble(what: str) -> Finding:
     return bad(
         "GPU driver",
         f"the process that asks it {what}",
-        "Look at dmesg and nvidia-smi for what the driver has met; restart it, or the machine.",
+        "Look at dmesg and nvidia-smi for the driver's errors; restart it, or the machine.",
     )
 
 
@@ -149,7 +149,7 @@ def card_beside(device: Device, root: Path, cards: list[pci.Node], interface: st
     if gpu.numa >= 0 and node >= 0 and gpu.numa != node:
         return warning(
             check,
-            f"{text}; the GPU is on node {gpu.numa}: what it sends crosses between the sockets",
+            f"{text}; the GPU is on node {gpu.numa}: its data crosses between the sockets",
             "Use a GPU and a card of one node where you can choose.",
         )
     leaves_by = next((card for card in cards if interface in card.name.split("/")), None)

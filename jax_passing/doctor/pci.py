@@ -24,7 +24,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """The cards that are nearest to a GPU. `shared`: so many steps of their way are the same; 0: not even the root."""
+    """The cards that are nearest to a GPU. `shared`: the number of steps that they share; 0: not even the root."""
 
     cards: tuple[Node, ...]
     shared: int

@@ -27,7 +27,7 @@ class Route:
         return (self.mtu - self._header_bytes) // 4
 
     def mtu_for(self, lanes: int) -> int:
-        """Returns the MTU that packets of so many lanes need, tag included."""
+        """Returns the MTU that packets of `lanes` lanes need, tag included."""
         return self._header_bytes + 4 * lanes
 
     @property
@@ -53,7 +53,7 @@ def to(address: tuple[str, int]) -> Route:
 
 
 def mtu(route: Route, lanes: int) -> Finding:
-    """Judges whether the longest packets, which have so many `lanes`, fit."""
+    """Judges whether the longest packets, of `lanes` lanes, fit."""
     check = "MTU"
     if route.mtu >= route.mtu_for(lanes):
         return good(check, f"{route.mtu} bytes to {route.switch}, through {route.through}")

@@ -7,7 +7,7 @@ from jax_passing.doctor.trial import Seen
 
 
 def findings(seen: Seen, switch: str) -> list[Finding]:
-    """Says what a trial has seen. `switch`: its address, for people."""
+    """Reports the findings of a trial. `switch`: its address, for people."""
     at = f"switch {switch}"
     if seen.unreachable:
         remedy = "Start it (jax-passing switch), check the address, let TCP and UDP pass; see all of its log."
@@ -67,7 +67,7 @@ def _multicast(seen: Seen) -> Finding:
         return good(check, "the switch doesn't use it")
     problem = seen.deaf or seen.refused or seen.broken
     if not problem:
-        return good(check, "what the switch sends to a group comes here")
+        return good(check, "packets to a multicast group come here")
     return warning(
         check,
         f"results go to each host by itself: {problem}",

@@ -1,4 +1,4 @@
-"""A small job at a switch, both of whose workers are this process: what the protocol itself can show of the way there.
+"""A small job at a switch, both of whose workers are this process, examines the way there by the protocol itself.
 
 It takes some of the switch's slots for a second or two, and leaves other jobs alone.
 """
@@ -61,7 +61,7 @@ class Seen:
       unreachable: why no switch answers.
       locked: which key is missing or wrong.
       refused: why the switch didn't take the trial.
-      broken: what went wrong with it otherwise.
+      broken: any other failure of it.
       connect_s: how long it took to hear the switch's greeting.
       data: where packets go.
       lanes: of the longest packets.

@@ -2,7 +2,8 @@
 
 A host listens on the address by which it reaches the switch, and calls each host to which it sends, when it first does.
 Where the job has a key, both ends prove it by TLS. Everywhere, a caller says first the token that the called host has
-published for this run: whoever can't is a stranger, and is dropped. Everything here runs in the session's event loop.
+published for this run: a caller that can't is a stranger, and is dropped. Everything here runs in the session's event
+loop.
 """
 
 import asyncio

@@ -17,12 +17,12 @@ class Connection(asyncio.BufferedProtocol):
 
     Attributes:
       greeted: the first frame that came. It fails with OSError or FrameError.
-      unsent: what is still to be sent.
+      unsent: the frames still to be sent.
       moved_bytes: how many have come and gone while both ends converse.
     """
 
     def __init__(self, hello: Frame | None, unsent: "deque[memoryview] | None" = None):
-        """`hello`: what this end says first, if it is the caller. Is called in the event loop."""
+        """`hello`: the first message of this end, if it is the caller. Is called in the event loop."""
         self._hello = hello
         self.greeted: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.greeted.add_done_callback(lambda done: done.cancelled() or done.exception())  # maybe nobody waits for it
@@ -58,7 +58,8 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def send(self, frame: Frame, data: memoryview | None) -> None:
-        """Sends it, once both have greeted. What lies in `data` must stay until the other has answered, or `stop`."""
+        """Sends it, once both have greeted. The contents of `data` must stay until the other has answered, or
+        `stop`."""
         if self._is_stopped:
             return
         header = frame.encode()
@@ -70,8 +71,8 @@ class Connection(asyncio.BufferedProtocol):
         self._pump()
 
     def stop(self) -> None:
-        """Touches no memory of messages any more. What comes is forgotten; the connection stays, so that the other end
-        doesn't take this host for lost before the switch tells it what has happened."""
+        """Touches no memory of messages any more. Later frames are forgotten; the connection stays, so that the other
+        end doesn't take this host for lost before the switch tells it what has happened."""
         self._is_stopped = True
         self._reader.stop()
         is_unsent = self._transport is not None and (self.unsent or self._transport.get_write_buffer_size())

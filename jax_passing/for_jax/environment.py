@@ -50,7 +50,7 @@ def cpu_devices(environment: Mapping[str, str]) -> int:
 
 
 def threads_needed(devices: int) -> int:
-    """Returns how many threads (THREADS) XLA needs for so many CPU devices, if it makes fewer by itself.
+    """Returns how many threads (THREADS) XLA needs for this number of CPU devices, if it makes fewer by itself.
 
     It runs a program in a thread of its pool for each device, which waits in collectives, and starts the next programs
     in others. With as many threads as devices, programs that are dispatched one after the other, without waiting, stop
@@ -97,7 +97,7 @@ class _AfterJax(importlib.abc.MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 load(module)
-                if self in sys.meta_path:  # until then: whoever looks for JAX may not import it
+                if self in sys.meta_path:  # until then: a search for JAX may end without an import
                     sys.meta_path.remove(self)
                     self._prepare()
 

@@ -1,6 +1,6 @@
 """A connection between two hosts carries frames: a header of 48 bytes, and after some of them the bytes of a message.
 
-Whoever has called sends messages. A short one goes at once. A long one is announced, and goes when the other host has
+The caller sends messages. A short one goes at once. A long one is announced, and goes when the other host has
 posted a receive for it and so has memory for its bytes. The other says of each message when it has taken it.
 """
 
@@ -31,7 +31,7 @@ class Kind(enum.IntEnum):
     WELCOME = 5
     GRANT = 6  # send message `number`
     TAKEN = 7  # message `number` is where it belongs
-    MISMATCH = 8  # message `number` is wanted with so many bytes, which are others than it has
+    MISMATCH = 8  # message `number` is wanted with another number of bytes than it has
 
 
 REPLIES = (Kind.WELCOME, Kind.GRANT, Kind.TAKEN, Kind.MISMATCH)
@@ -62,7 +62,7 @@ def decode(header: bytes | memoryview) -> Frame:
     """Returns the frame with this header. Raises FrameError."""
     magic, kind, number, group, source, target, tag, reserved, size_bytes = _HEADER.unpack(header)
     if magic != MAGIC or reserved:
-        raise FrameError("what came is no frame of jax_passing")
+        raise FrameError("the bytes received are no frame of jax_passing")
     if kind not in _KINDS:
         raise FrameError(f"no frame is of kind {kind}")
     if size_bytes > (SHORT_BYTES if kind == Kind.SHORT else BYTES_MAX):
@@ -90,7 +90,7 @@ class FrameReader:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Touches no memory of others any more: what still comes is read, and forgotten."""
+        """Touches no memory of others any more: later frames are read, and forgotten."""
         self._is_stopped, self._frame, self._rest = True, None, self._scratch[:0]
 
     def buffer(self) -> memoryview:
@@ -99,7 +99,7 @@ class FrameReader:
         return self._scratch if self._is_stopped else self._scratch[self._kept :]
 
     def filled(self, count: int) -> None:
-        """Raises FrameError if what came makes no sense: then nothing more may be read."""
+        """Raises FrameError if the bytes make no sense: then nothing more may be read."""
         if self._is_stopped:
             return
         if self._frame is not None:

@@ -78,7 +78,7 @@ class Opening(Generic[T]):
                     self._session.get()
 
     def _coordinator(self) -> Any:
-        """Returns None if jax.distributed is shut down, or on its way to be there anew: whoever asks a coordinator that
+        """Returns None if jax.distributed is shut down, or about to start anew: a process that asks a coordinator that
         isn't connected yet is killed by it."""
         client = coordinator()
         return client if client is self._client else None

@@ -100,9 +100,9 @@ class Server:
         return failure.kind, failure.message
 
     def end(self) -> None:
-        """Waits, as JAX and Python end, until what the program has dispatched is over: nothing reaches this server
-        afterwards. A session that is open sees to that itself; but the first collective may be on its way to open one,
-        here or in another process."""
+        """Waits, as JAX and Python end, until all executions that the program has dispatched are over: nothing reaches
+        this server afterwards. A session that is open sees to that itself; but the first collective may be on its way
+        to open one, here or in another process."""
         self._opening.end(_wait_for_dispatched)
         session = current()
         if session is not None:  # it may have been opened too late to be told of the end
@@ -113,7 +113,7 @@ def _have_threads_for_all_devices() -> None:
     """Has XLA make enough threads, as it is about to make its pool."""
     asked = jax.config.jax_num_cpu_devices  # type: ignore[attr-defined]
     needed = environment.threads_needed(asked if asked >= 0 else environment.cpu_devices(os.environ))
-    if needed > len(os.sched_getaffinity(0)):  # XLA makes so many by itself
+    if needed > len(os.sched_getaffinity(0)):  # XLA makes this number by itself
         os.environ.setdefault(environment.THREADS, str(needed))
 
 

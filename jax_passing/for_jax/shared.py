@@ -49,12 +49,12 @@ class Shared:
                 run = hashlib.sha256(repr(sorted(addresses.items())).encode()).hexdigest()
             self.waits = Waits(session.rank, job, settings.warn_s, key, run)
         except BaseException as error:
-            cause = session.error or error  # whoever is missing may have told why
+            cause = session.error or error  # the missing host may have told why
             self.fail(_failure_of_any(cause))
             raise cause from None
 
     def collective(self, hosts: tuple[int, ...]) -> Any:
-        """Returns what sums over these hosts, of which this one is. Waits for them the first time."""
+        """Returns the transport that sums over these hosts, which include this one. Waits for them the first time."""
         if len(hosts) == 1:
             return _native.LocalCollective()
         with self._lock:

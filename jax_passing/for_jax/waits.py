@@ -1,7 +1,7 @@
 """Hosts whose calls make no progress compare what they wait in, by the coordinator of jax.distributed.
 
-Whoever reaches the coordinator can write there. So what isn't understood is left out, and where the job has a key, what
-no host of it has sealed.
+Anybody who reaches the coordinator can write there. So entries that aren't understood are left out, and where the job
+has a key, what no host of it has sealed.
 """
 
 import logging
@@ -22,7 +22,7 @@ from jax_passing.protocol import keys
 
 log = logging.getLogger("jax_passing")
 
-KEPT_S = 3.0  # a call that goes on is told each second
+KEPT_S = 3.0  # a call that lasts is told each second
 _SHOWN_MAX = 4  # ranks that call different things
 
 
@@ -115,7 +115,7 @@ class Waits:
         return "; ".join(texts) or "All hosts of this group wait in it"
 
     def _tell(self, hosts: Sequence[int], device: int, wait: Wait) -> dict[int, list[Told]]:
-        """Tells the others what this host waits in. Returns what each of these hosts told last."""
+        """Publishes this host's waits. Returns the last published waits of each of these hosts."""
         now = time.monotonic()
         with self._lock:
             self._own[wait.group, device] = wait, now
@@ -138,7 +138,7 @@ class Waits:
         return {rank: waits for rank, waits in told.items() if waits is not None} | {self._rank: mine}
 
     def _read(self, rank: int, text: str) -> list[Told] | None:
-        """Returns what a host has told; None if that isn't a host's word."""
+        """Returns a host's entry; None if no host wrote it."""
         content = keys.unsealed(self._key, f"{self._about}{rank}", text)
         if content is None:
             log.debug("the coordinator of jax.distributed has a wait of rank %s that no host of this job told", rank)

@@ -77,7 +77,8 @@ def init(
       axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
         the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
         where the mesh spans the processes. The same on all hosts.
-      world_size_min: the session is elastic: so many hosts, or more, go on after a failure (docs/train/elastic.md).
+      world_size_min: makes the session elastic: the least number of hosts that continue after a failure
+        (docs/train/elastic.md).
       rejoin_wait_s: how long hosts that meet again wait for others in the place of those that are lost.
       standby: "host:port" of a switch that takes the place of `switch`, where that is lost or has no slots left; or
         several with commas, which are tried in their order. The same on all hosts.

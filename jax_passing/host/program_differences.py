@@ -53,7 +53,7 @@ def difference(own: Compared, rank_0s: Compared, rank: int, number: int) -> str:
       own: this host's.
       rank_0s: rank 0's.
       rank: this host's.
-      number: they are the so-many-th of their device queue.
+      number: the index of the programs in their device's queue.
     """
     stream = f" in stream {own.stream!r}" if own.stream else ""
     where = f"program {number} with sums over hosts on devices {own.devices}{stream}"

@@ -61,7 +61,7 @@ def _stream(identity: str) -> str:
 
 
 def bounded(info: "ProgramInfo") -> Program:
-    """Returns what of it is compared: alike on both sides, so that what was left out makes no difference of its own."""
+    """Truncates a program's description the same way on both hosts before comparing."""
     identities = tuple(sorted(info.identities, key=lambda identity: (location_of(identity), identity)))
     total, count = 0, 0
     for identity in identities:

@@ -42,14 +42,14 @@ def compressed_psum(
 
     **Error feedback** (Seide et al., 1-bit SGD, Interspeech 2014; Karimireddy et al., ICML 2019). A host keeps what
     rounding left out of its sum, and contributes it to the next sum. Let g be the sum of an element's gradients over a
-    host's devices, and e its residual, 0 at first. The host means to send x = g + e, it sends x̂, and keeps e' = x - x̂.
-    So over any number of steps
+    host's devices, and e its residual, 0 at first. The host means to send x = g + e, it sends x̂, and keeps e' = x -
+    x̂. So over any number of steps
 
         sum of x̂ = sum of g - last e,
 
     and as sums over hosts are linear, the sum of all means so far differs from that of the exact means by the last e's
     alone, added up over the hosts and divided by the number N of devices. (Each step's own roundings to the leaf's
-    dtype come on top: of x, and of the mean.) Errors don't add up over the steps; what is left out only comes later.
+    dtype come on top: of x, and of the mean.) Errors don't add up over the steps; the rest comes later.
     The state holds e divided by the number of the host's devices, as each of them adds it.
 
     **Bound.** With b bits and H hosts, Q = floor((2^(b-1) - 1) / H) and M at least the largest |x| of the block on any

@@ -37,7 +37,7 @@ def orthonormal(rows: jax.Array) -> jax.Array:
     """Returns an orthonormal basis of the space of the rows, as rows; of a larger one if they are dependent.
 
     By Householder's reflections, which give orthonormal rows even where these are dependent or zero. (Gram and Schmidt
-    would divide by the norm of what rounding has left there.) Each row has the sign with which it stands in its own.
+    would divide by the norm of rounding errors.) Each row has the sign with which it stands in its own.
     """
     basis, coefficients = jnp.linalg.qr(rows.T)
     return jnp.where(jnp.diagonal(coefficients)[:, None] < 0, -basis.T, basis.T)
@@ -60,5 +60,5 @@ def next_factor(found: jax.Array, former: jax.Array) -> jax.Array:
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Multiplies with all bits of float32 on GPUs and TPUs, too: what is applied has to be what the residual says."""
+    """Multiplies with all bits of float32 on GPUs and TPUs, too, as the residual must match the applied update."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)

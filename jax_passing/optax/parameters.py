@@ -16,7 +16,7 @@ def updates_to(target: Any, params: Any, updates: Any) -> Any:
 
     `params + (target - params)` is `target` but for one rounding: within 2^-24 of the larger one's magnitude for
     float32. No update that is exact exists for each pair of floats. Where updates are narrower than parameters, the
-    difference is rounded to their dtype, never what it is taken of."""
+    difference is rounded to their dtype, never its operands."""
 
     def difference(t: Any, p: Any, u: Any) -> Any:
         wide = jnp.promote_types(p.dtype, u.dtype)

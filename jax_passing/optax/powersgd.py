@@ -51,7 +51,7 @@ def powersgd(
         optimizer = optax.chain(jax_passing.optax.powersgd("d", rank=4), optax.sgd(0.1, momentum=0.9))
 
     This is PowerSGD (Vogels, Karimireddy, Jaggi, NeurIPS 2019), as PyTorch's DDP has it: a matrix of n x m elements
-    travels as (n + m) * rank. Its gradients, each device's own, are what `compressed_psum` takes. At each step
+    travels as (n + m) * rank. `compressed_psum` takes its gradients, each device's own. At each step
 
         M = the mean of the gradients of this host's devices (over fast links) + this host's residual
         P = the mean over hosts of M Q, made orthonormal                                   the first sum
@@ -63,7 +63,7 @@ def powersgd(
     results so far differs from that of the exact means by the mean over hosts of the last residuals alone, and on every
     host |residual| <= |M| (Frobenius), as P is orthonormal. (M - P Rᵀ, with the mean R, has the same mean over hosts.
     But each host would keep how far it is from the others in the directions of P as well, and that grows with the
-    steps.) What a narrow `wire` rounds off of Rₕ goes into the residual, too; what it rounds off of M Q only turns P.
+    steps.) What a narrow `wire` rounds off of Rₕ goes into the residual, too; its rounding of M Q only turns P.
     If the mean of M over the hosts has a rank of at most `rank`, and Q has a part in all of it, the result is that
     mean, up to rounding. Q is made orthonormal before it is used, so P's columns are of the size of M's singular
     values, not of their squares, and narrow wires lose fewer of the small ones.
@@ -84,7 +84,7 @@ def powersgd(
     Args:
       axis_name: as for `jax_passing.psum`.
       rank: of the factors. It is the same at every step.
-      start_step: gradients are summed whole in so many steps at first, when they change fast.
+      start_step: before this step gradients, which change fast then, are summed whole.
       min_compression_rate: a leaf is factored if its factors are smaller by more than this.
       seed: of the first Q; the same on all hosts.
       wire: how floats travel in all these sums: "full", "int16", "int8" or "int4"; None: as the session says.

@@ -64,7 +64,7 @@ def measured_once(
     the model in different positions.
 
     Args:
-      facts: what the processes must agree on, by name.
+      facts: the numbers on which processes must agree, by name.
       cuts: to begin with.
       given: (params, batch).
 

@@ -20,7 +20,7 @@ class OperationCost:
 
     Attributes:
       forward, backward: of its result, and of its derivative, without gradients that nothing needs.
-      stash_bytes: what is kept of a microbatch from its forward to its backward pass, as JAX's derivative keeps it.
+      stash_bytes: the part of a microbatch kept from its forward to its backward pass, as JAX's derivative keeps it.
     """
 
     forward: Cost = field(default_factory=Cost)
@@ -65,7 +65,7 @@ class _Derivative:
     """Holds the cost of an operation's derivative.
 
     Attributes:
-      cost: its stash is what the operation itself makes and keeps.
+      cost: its stash has only values that the operation itself makes and keeps.
       kept_inputs: indices of the inputs that are kept.
     """
 

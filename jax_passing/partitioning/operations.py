@@ -73,7 +73,7 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Turn(Operation):
+class ScanTurn(Operation):
     """Runs one turn of a scan; `eqn` is the whole scan. Its rows of the stacked inputs come as arrays of one row.
 
     Attributes:

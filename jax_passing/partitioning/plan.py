@@ -17,7 +17,7 @@ from jax_passing.partitioning.stages import Output, Piece, Stage, put_together
 
 @dataclass(frozen=True)
 class StageFacts:
-    """Says what a stage costs.
+    """The costs of a stage are collected here.
 
     Attributes:
       location: the module path and source line where it begins.

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from jax_passing.errors import UsageError
 from jax_passing.partitioning.cut import is_mark
-from jax_passing.partitioning.operations import CHECKPOINT, Turn, holds_operations
+from jax_passing.partitioning.operations import CHECKPOINT, ScanTurn, holds_operations
 from jax_passing.partitioning.search import Floats, slowest_share
 from jax_passing.partitioning.stages import Slicer
 
@@ -64,7 +64,7 @@ def _undivided(slicer: Slicer, stages: int, compute_s: Floats) -> str:
     name, advice = operation.eqn.primitive.name, ""
     if name in CHECKPOINT:
         name, advice = "jax.checkpoint", ": put jax.checkpoint around each layer, instead of around all of them"
-    elif isinstance(operation, Turn):
+    elif isinstance(operation, ScanTurn):
         name = "a turn of the scan"
     share = f"{100 * compute_s[largest] / total_s:.0f} %"
     return (

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from jax_passing.partitioning.operations import Operation, StackRows, TakeRow, Turn, scan_counts
+from jax_passing.partitioning.operations import Operation, ScanTurn, StackRows, TakeRow, scan_counts
 from jax_passing.partitioning.traced_model import Row, TracedModel, in_chain, reached_from
 
 
@@ -74,7 +74,7 @@ class _Unrolled:
             made_by_row[row] = [self._new(_one_row(self.shapes[value])) for value in stacked]
             outputs = (*results, *made_by_row[row])
             inputs = (*shared, *carry, *rows[row])
-            self.operations.append(Turn(operation.eqn, inputs, outputs, operation.scope, operation.calls, scan))
+            self.operations.append(ScanTurn(operation.eqn, inputs, outputs, operation.scope, operation.calls, scan))
             carry = results
         for index, value in enumerate(stacked):
             pieces = tuple(made[index] for made in made_by_row)

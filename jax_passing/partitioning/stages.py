@@ -1,4 +1,4 @@
-"""Runs of the chain's operations as pure functions: what they take, what they hand on, and what they return."""
+"""Runs of the chain's operations are pure functions, with their inputs, the values they hand on, and their results."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ from jax import lax
 from jax.extend import core
 
 from jax_passing.partitioning.arrays import is_inexact, shape_of
-from jax_passing.partitioning.operations import Operation, Turn, run_turns, scan_counts
+from jax_passing.partitioning.operations import Operation, ScanTurn, run_turns, scan_counts
 from jax_passing.partitioning.traced_model import TracedModel, in_chain
 
 
@@ -148,7 +148,7 @@ def _runs(operations: Sequence[Operation]) -> list[list[Operation]]:
     runs: list[list[Operation]] = []
     for operation in operations:
         last = runs[-1][-1] if runs else None
-        if isinstance(operation, Turn) and isinstance(last, Turn) and last.scan == operation.scan:
+        if isinstance(operation, ScanTurn) and isinstance(last, ScanTurn) and last.scan == operation.scan:
             runs[-1].append(operation)
         else:
             runs.append([operation])

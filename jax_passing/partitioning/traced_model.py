@@ -18,7 +18,7 @@ _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_
 
 @dataclass(frozen=True)
 class Row:
-    """Says of which parameter a value is a row: one turn of a scan over stacked layers uses it."""
+    """Finds the parameter of which a value is a row: one turn of a scan over stacked layers uses it."""
 
     param: int
     row: int

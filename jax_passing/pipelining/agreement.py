@@ -1,4 +1,4 @@
-"""Makes the processes of a mesh agree on a pipeline: they compare what they are about to do before they begin.
+"""Makes the processes of a mesh agree on a pipeline: they compare their plans before they begin.
 
 Processes that cut a model in different positions would send each other the wrong arrays. If these had the right shapes,
 the loss would be wrong without an error.

@@ -26,7 +26,7 @@ class Homes:
     Attributes:
       rows: for each row of the mesh, the sharding of arrays that are the same on all of its devices.
       of_params: by parameter, its home.
-      everywhere: the home of what all rows have.
+      everywhere: the home of values that all rows have.
     """
 
     def __init__(self, plan: Plan, mesh: Mesh, runners: Sequence[Runner], specs: Sequence[PartitionSpec]):

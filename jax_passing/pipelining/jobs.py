@@ -38,7 +38,7 @@ def stage_job(mesh: Mesh, stage_axis: str = "stage") -> StageJob:
 
 
 class SessionInfo(NamedTuple):
-    """Says what the other processes must know about a process's session.
+    """The facts that other processes must know about a process's session.
 
     Attributes:
       job: name of the job.

@@ -24,7 +24,7 @@ def is_here(sharding: NamedSharding) -> bool:
 
 
 def elsewhere(shape: Any, sharding: Sharding) -> jax.Array:
-    """Returns an array of which this process has no part, but knows the shape, the dtype and the sharding."""
+    """Returns an array without data of this process, with this shape, dtype and sharding."""
     return jax.make_array_from_single_device_arrays(shape.shape, sharding, [], dtype=shape.dtype)
 
 

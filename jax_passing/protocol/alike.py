@@ -83,7 +83,7 @@ def differences(job: str, by_rank: Mapping[int, Mapping[str, str]]) -> str:
             groups.setdefault(by_rank[rank].get(fact, ""), []).append(rank)
         if len(groups) == 1:
             continue
-        # The highest first: what the lowest ranks have is most people's idea of right.
+        # The highest first: most people take the lowest ranks' value for the right one.
         (value, ranks), *others = reversed(groups.items())
         who = names(ranks).capitalize() + ("" if sentences else f" of job {job!r}")
         has = "has" if len(ranks) == 1 else "have"

@@ -1,4 +1,4 @@
-"""The messages by which hosts and switches of different versions tell their users so: they stay what they are."""
+"""The messages by which hosts and switches of different versions tell their users so: they never change."""
 
 from typing import Annotated
 
@@ -24,9 +24,9 @@ class ForeignVersionError(msgspec.DecodeError):
 
 
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
-    """A switch says first who it is, and where packets go. `secured`: whoever joins must have a key, and speak TLS from
-    the first byte on. By TLS it is the switch's own word. `lease_s`: whoever joins or meets others here, and is silent
-    for so long, is lost, and so is the switch. Another version's may say more."""
+    """A switch says first who it is, and where packets go. `secured`: a caller must have a key, and speak TLS from
+    the first byte on. By TLS it is the switch's own word. `lease_s`: a host that joins or meets others here, and is
+    silent for so long, is lost, and so is the switch. Another version's may say more."""
 
     protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
@@ -37,7 +37,7 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
 
 
 class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):
-    """A host of any version says this first, among more. These fields, Hello and Refused stay what they are in all
+    """A host of any version says this first, among more. These fields, Hello and Refused never change in all
     versions, so that hosts and switches of different ones can tell their users.
 
     `switches`: the instances of all that the job is spread over, this one among them, in the order of its shards.

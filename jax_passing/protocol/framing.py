@@ -8,7 +8,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._received = bytearray()
-        self._searched = 0  # so many of these bytes end no line
+        self._searched = 0  # the number of these bytes that end no line
 
     @property
     def rest_bytes(self) -> int:

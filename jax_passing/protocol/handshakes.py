@@ -1,13 +1,13 @@
-"""Handshakes that come to nothing are limited by address: whoever doesn't know a job's key can only begin so many."""
+"""Failed handshakes are limited by address: a caller without a job's key can begin only a few."""
 
 # A TLS handshake that comes to nothing takes up to 3 ms of the one thread of a switch, or of a host, twenty times as
 # much as a connection without one. So one address can keep 5 % of the thread busy. Handshakes that succeed don't count.
 HANDSHAKES_PER_S = 16
-ADDRESSES_MAX = 4096  # when handshakes of so many are remembered, we look which of them are forgiven by now
+ADDRESSES_MAX = 4096  # beyond this number of addresses we look which handshakes are forgiven by now
 
 
 class Handshakes:
-    """An address may have so many handshakes that come to nothing; some of them are forgiven every second."""
+    """The failed handshakes of an address are limited; some of them are forgiven every second."""
 
     def __init__(self, per_address: int):
         self._per_address = per_address

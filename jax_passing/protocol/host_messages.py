@@ -68,7 +68,7 @@ class Welcome(Message, frozen=True):
     It is the same to all, so that they plan alike, except for `worker`: which one of the switch's workers the host is,
     its bit in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a
     chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was
-    offered last. `contribution_secret`, `result_secret`: if packets have tags, what their keys are derived from; the
+    offered last. `contribution_secret`, `result_secret`: if packets have tags, the secrets of their keys; the
     former is this worker's alone. `nonce`: the root's, drawn for this epoch. `link_gbit`: the slowest host's link, of
     those that are known; `switch_link_gbit`: the one link behind which the switch stands, None if it has a port for
     each host.

@@ -1,6 +1,6 @@
 """Keys are read here, and others derived from them. docs/operate/switches.md says who has which and what it protects.
 
-A *switch key* is all that a switch is given. A job's key is derived from it by the job's name, so that whoever has one
+A *switch key* is all that a switch is given. A job's key is derived from it by the job's name, so that an owner of one
 job's key can join that job, and no other. A key file has one line, the kind and 64 hexadecimal digits:
 
     switch 1f0e...        job 77ab...
@@ -73,7 +73,7 @@ def _seal(key: bytes, about: str, text: str) -> str:
 def check_key(key: bytes | None, nonces: Sequence[bytes]) -> bytes:
     """Returns the key with which an epoch's hosts check sums (xla_ffi/host/packets/sum_check.h).
 
-    `key`: the job's; without one, whoever sees the nonces knows the result. `nonces`: of the job's shards.
+    `key`: the job's; without one, a sniffer of the nonces knows the result. `nonces`: of the job's shards.
     """
     lengths = b"".join(len(nonce).to_bytes(1) + nonce for nonce in nonces)
     return _derived(key or bytes(KEY_BYTES), b"passing check", lengths)[:CHECK_KEY_BYTES]
@@ -85,7 +85,7 @@ def packet_key(secret: bytes) -> bytes:
 
 
 def key_line(kind: str, key: bytes) -> str:
-    """Returns what a key file has."""
+    """Returns the contents of a key file."""
     return f"{kind} {key.hex()}\n"
 
 

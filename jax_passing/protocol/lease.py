@@ -6,7 +6,7 @@ from jax_passing.protocol.outside import Outside, Timer
 
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LOOKS_PER_HEARTBEAT = 2
-LATE_LOOKS = 2  # whoever looks only after so many times as long stood still, and heard nothing meanwhile
+LATE_LOOKS = 2  # an end that looks later than this many periods stood still, and heard nothing meanwhile
 
 
 class Lease:

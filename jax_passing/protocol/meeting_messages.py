@@ -13,8 +13,8 @@ class Meet(Message, frozen=True):
     """A host says this first, to the first of its switches, before it joins: I wait to meet the others
     (docs/train/elastic.md).
 
-    The connection is the host's seat in the job, and stays open until its session ends: whoever has a seat is waited
-    for. Comes again on it for each meeting; what was said before is then void.
+    The connection is the host's seat in the job, and stays open until its session ends: the others wait for a host with
+    a seat. Comes again on it for each meeting, and voids the one before.
 
     `rank`: the one that it had, or that its launcher gave it. `step`: the last one that it completed, if it has the
     state after it. `meeting`: the last one that it was in, 0 if none, and `hosts` how many of those that were there it
@@ -40,7 +40,7 @@ class Meet(Message, frozen=True):
 
 
 class Met(Message, frozen=True):
-    """The switch says to all who meet: join as this rank of so many.
+    """The switch tells all hosts that meet their rank and world size.
 
     `survivors`: the ranks below have the state after `step`, or after the next one; None: nobody has any.
     """

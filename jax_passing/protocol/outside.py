@@ -11,7 +11,7 @@ from jax_passing.protocol import control_messages as messages
 
 
 class UnreadError(OSError):
-    """The other doesn't read what it is sent."""
+    """The other end doesn't read."""
 
     def __init__(self) -> None:
         super().__init__("stopped reading")
@@ -45,7 +45,7 @@ class Connection(Protocol):
         Nothing is sent amid a handshake: it would go in the clear, and nobody could know whose word it is."""
 
     def give_up(self) -> None:
-        """Closes at once: what wasn't sent yet is lost."""
+        """Closes at once: unsent bytes are lost."""
 
     def close(self) -> None:
         """Closes after what was sent."""
@@ -65,20 +65,20 @@ class Conversation(Protocol):
         """Hears what the other said. Lines may still come after we have closed the connection."""
 
     def secured(self) -> None:
-        """Is called when both have proved that they know the job's key, and what goes either way is encrypted. What was
+        """Is called when both have proved that they know the job's key, and both directions are encrypted. What was
         heard before came in the clear."""
 
     def closed(self, error: Exception | None) -> None:
-        """Called once and last, whoever closed the connection.
+        """Called once and last, whichever end closed the connection.
 
-        `error` is None if it ended well, a msgspec.DecodeError if what came was no line, an OSError (a TimeoutError
-        among them) if the connection broke or was never there, UnreadError if too much of what we sent was unread,
+        `error` is None if it ended well, a msgspec.DecodeError if the bytes were no line, an OSError (a TimeoutError
+        among them) if the connection broke or was never there, UnreadError if too many of our bytes were unread,
         and a ValueError if there can't be such an address.
         """
 
 
 class Callee(Conversation, Protocol):
-    """This is the part of whoever was called, who finds out by the first byte that comes whether the caller speaks
+    """This is the part of the called end, which finds out by the first byte that comes whether the caller speaks
     TLS."""
 
     def handshake_begins(self) -> bool:

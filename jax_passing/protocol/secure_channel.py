@@ -2,8 +2,8 @@
 
 Python's ssl takes pre-shared keys from version 3.13 on only. So the key becomes a key pair (Ed25519), and the pair a
 certificate, the same at both ends. Each end shows it, and accepts no other: TLS's CertificateVerify then proves to both
-that the other has the private key, which is to know the shared one. The session's keys are ephemeral: whoever learns
-the shared key later can't read what was recorded.
+that the other has the private key, which is to know the shared one. The session's keys are ephemeral: an attacker who
+learns the shared key later can't read what was recorded.
 
 The connection is TLS from its first byte. Its caller says for which job, as the name of the server (SNI), and so the
 callee knows whose key to prove. That name has to be a DNS name, so it is the job's in base32, in labels of at most 63
@@ -96,7 +96,7 @@ def server_name(job: str) -> str:
 
 
 def job_of(name: str) -> str:
-    """Returns the job that a caller names so. Raises ValueError if that is no name that `server_name` makes."""
+    """Decodes a job from a TLS server name. Raises ValueError if `server_name` makes no such name."""
     text = name.replace(".", "").upper()
     try:
         job = base64.b32decode(text + "=" * (-len(text) % 8)).decode()
@@ -162,7 +162,7 @@ class Channel:
 
     @classmethod
     def caller(cls, job: str, key: bytes) -> "Channel":
-        """Makes the end of whoever connects. What it has to send first is in `take_outgoing`. Raises ConfigError if the
+        """Makes the end of the caller. Its first bytes are in `take_outgoing`. Raises ConfigError if the
         job's name is too long."""
         wrap = partial(context(key, server_side=False).wrap_bio, server_hostname=server_name(job))
         made = cls(wrap)
@@ -171,7 +171,7 @@ class Channel:
 
     @classmethod
     def callee(cls, key_of: Callable[[str], bytes | None]) -> "Channel":
-        """Makes the end of whoever was called. `key_of`: returns the key of the job that the caller names, or None if
+        """Makes the end of the called one. `key_of`: returns the key of the job that the caller names, or None if
         there is none; it is called once."""
         made = cls(partial(_callee_context().wrap_bio, server_side=True))
         assert isinstance(made._tls, _Callee)

@@ -19,7 +19,7 @@ from jax_passing.protocol.link_rate import link_gbit
 from jax_passing.protocol.outside import Callee, Conversation, Timer, UnreadError
 from jax_passing.protocol.secure_channel import Channel
 
-FLUSH_S = 10.0  # for what is still to be sent when a connection is closed
+FLUSH_S = 10.0  # for unsent bytes when a connection is closed
 UNSENT_BYTES_MAX = 8 * messages.RELAY_BYTES_MAX  # to a peer that doesn't read: they pile up in our memory
 READ_BYTES = 64 * 1024  # at once
 STALLED_BYTES = 64 * 1024  # who has less unread isn't looked at
@@ -49,7 +49,7 @@ class StreamOwner(ABC):
 
     @abstractmethod
     def on_stalled(self) -> None:
-        """Is called when much of what was sent to one of them is unread."""
+        """Is called when one of them leaves many bytes unread."""
 
     # Those who converse need this of the world.
 
@@ -145,7 +145,7 @@ class Stream(asyncio.BufferedProtocol):
         self._try(self._open)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        return self._owner.buffer  # of all connections: what comes is copied from it at once
+        return self._owner.buffer  # of all connections: received bytes are copied from it at once
 
     def buffer_updated(self, nbytes: int) -> None:
         self._try(self._take, bytes(memoryview(self._owner.buffer)[:nbytes]))
@@ -169,7 +169,7 @@ class Stream(asyncio.BufferedProtocol):
     # The way of what comes.
 
     def _try(self, step: Callable[..., None], *arguments: bytes) -> None:
-        """Ends the connection, and nothing else, if what came makes no sense."""
+        """Ends the connection, and nothing else, if the bytes make no sense."""
         try:
             step(*arguments)
         except (OSError, msgspec.DecodeError) as error:

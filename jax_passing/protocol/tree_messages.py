@@ -18,10 +18,10 @@ class RackJoin(ForeignRackJoin, frozen=True, forbid_unknown_fields=True):
 
 
 class RankJoin(Message, frozen=True):
-    """A rack's switch says that this rank is here, with what its host said, and what the switches on its way can do.
+    """A rack's switch says that a rank is here, with its host's words, and the abilities of the switches on its way.
 
     `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
-    waits for the others. `slot_count`, `lanes_per_chunk` (exactly so many with `whole_chunks`), `link_gbit`,
+    waits for the others. `slot_count`, `lanes_per_chunk` (exactly this number with `whole_chunks`), `link_gbit`,
     `switch_link_gbit`: the least on its way. `tagged`: all switches on it have keys, and can tag packets. `path`: the
     instances of the switches on it.
     """
@@ -91,7 +91,7 @@ class Ask(Message, frozen=True):
 
 
 class Answer(Message, frozen=True):
-    """This answers the Ask of this id. `received`: what the asking switch contributes is here; `complete`: the result
+    """This answers the Ask of this id. `received`: the asking switch's contribution is here; `complete`: the result
     too."""
 
     id: int

@@ -70,7 +70,7 @@ struct metadata_t {
     bit<1> to_us;
     bit<1> forward;    // to the one port that the destination's MAC address leads to
     bit<1> accepted;   // no check of the job refused it
-    bit<1> fresh;      // what the slot version holds is of another job or epoch
+    bit<1> fresh;      // the slot version holds numbers of another job or epoch
     bit<16> group;     // the multicast group that replicates to the job's workers
     index_t index;
     missing_t worker;  // its bit

@@ -19,8 +19,8 @@ control OwnAddress(in headers_t hdr, inout metadata_t meta) {
     apply { own_address.apply(); }
 }
 
-// Answers go out where the question came in, whether the sender's MAC address is listed or not: whoever isn't would be
-// asked for at all ports but his own.
+// Answers go out where the question came in, whether the sender's MAC address is listed or not: an unlisted one would
+// be asked for at all ports but his own.
 control AnswerArp(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsic_metadata_t arrival,
                   inout ingress_intrinsic_metadata_for_tm_t manager) {
     @id(9) action answer_arp(mac_t own_mac) {

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 
-"""Prints what the program takes of the chip, by the compiler's logs in FOLDER. Usage: resources.py FOLDER"""
+"""Prints the program's use of the chip, by the compiler's logs in FOLDER. Usage: resources.py FOLDER"""
 
 import json
 import sys

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sequence that the slot version holds, and who is missing in it, decide what becomes of this packet.
 //
-// Three tables in three stages, each decided by what the one before has read: a register is touched once a packet.
+// Three tables in three stages, each decided by the values that the one before has read: a register is touched once a
+// packet.
 #ifndef P4_TNA_SLOT_CHECK_P4_
 #define P4_TNA_SLOT_CHECK_P4_
 

@@ -104,7 +104,7 @@ control JobCheck(inout headers_t hdr, inout metadata_t meta) {
         type_taken = hdr.passing.type == packet_type_t.CONTRIBUTION || meta.from_parent;
         checks.apply();
 
-        // From here on the packet speaks of our job, epoch and slot, whoever sent it.
+        // From here on the packet names our job, epoch and slot, whichever its sender.
         hdr.passing.job = meta.job.number;
         hdr.passing.epoch = meta.job.epoch;
         hdr.passing.slot = meta.job.slot_first + offset;

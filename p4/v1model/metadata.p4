@@ -5,7 +5,7 @@
 
 #include "../types.p4"
 
-typedef bit<64> bitmap_t;  // bit w: worker w of a job, which has at most so many
+typedef bit<64> bitmap_t;  // bit w: worker w of a job
 
 // The job's entry.
 struct job_t {

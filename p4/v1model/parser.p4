@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From Ethernet to the lanes.
 //
-// Lanes are extracted only from a well formed packet: so whoever sees them valid needs no other check of the header.
+// Lanes are extracted only from a well formed packet: so valid lanes need no other check of the header.
 #ifndef P4_V1MODEL_PARSER_P4_
 #define P4_V1MODEL_PARSER_P4_
 

@@ -16,7 +16,7 @@ enum bit<2> age_t {
 }
 
 control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
-    // Whose slot it is. What another owner left in it is void: so nothing has to be cleared when a job joins.
+    // Whose slot it is. Another owner's numbers in it are void: so nothing has to be cleared when a job joins.
     @id(1) register<bit<32>>(VERSIONS) owner;
     @id(2) register<bit<32>>(VERSIONS) sequence;
     @id(3) register<bit<32>>(VERSIONS) bitmap_low;  // in halves: bmv2's server can tell no number above 2^63 - 1

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError
 from support.net.frames import (
     ARP,
     BROADCAST,
@@ -134,7 +134,7 @@ def test_a_contribution_to_another_mac_address_is_ordinary(switch):
 def test_hosts_are_known_from_their_traffic(switch):
     new = [("02:00:00:00:00:c9", "10.0.0.201", 2), ("02:00:00:00:00:ca", "10.0.0.202", 3)]
     for mac, ip, port in new:
-        with pytest.raises(PipelineError, match=f"no packet of {ip}"):
+        with pytest.raises(DeviceError, match=f"no packet of {ip}"):
             switch.data_plane._neighbour(ip)
         switch.ports[port].send(ethernet(mac, BROADCAST, ARP, arp(1, (mac, ip), (NO_MAC, A_IP))))
         assert all(switch.ports[other].receive() for other in range(4) if other != port)

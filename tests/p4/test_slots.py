@@ -10,7 +10,7 @@ import pytest
 from jax_passing.protocol.packet import EVERY_WORKER, MAX, RESULT, SUM
 from jax_passing.switch.data_planes import p4
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError
 from support.net.frames import IPV4, UDP, ethernet, ipv4, passing, udp, udp_checksum
 from support.p4 import network
 
@@ -149,7 +149,7 @@ def test_a_payload_that_its_udp_checksum_does_not_fit(switch, job):
     [
         (OverflowError, JobSlots(8, 1, 0, 32, ((HOSTS[0][1], 1 << 16),))),
         (OverflowError, JobSlots(8, 1, 0, 32, ((HOSTS[0][1], 1),), parent=Parent(1 << 16, 1, 0, 0, (HOSTS[1][1], 1)))),
-        (PipelineError, JobSlots(8, 1, 0, 32, ((HOSTS[0][1], 1),), parent=Parent(9, 1, 0, 0, (HOSTS[1][1], 1)))),
+        (DeviceError, JobSlots(8, 1, 0, 32, ((HOSTS[0][1], 1),), parent=Parent(9, 1, 0, 0, (HOSTS[1][1], 1)))),
     ],
     ids=["port", "parent", "parent of two jobs"],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from jax_passing.switch.data_planes import p4
 from jax_passing.switch.data_planes.data_plane import JobSlots
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError
 from jax_passing.switch.data_planes.pipelines.bmv2 import CONTEXT
 
 JOB = JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.2", 1002)))
@@ -24,13 +24,13 @@ def test_the_later_one_stays(switch, monkeypatch):
     second = switch.connect()
     for job in (JOB, other):  # as many rows as the first one had
         second.add_job(job)
-    with pytest.raises(PipelineError, match="has another control plane, which came later"):
+    with pytest.raises(DeviceError, match="has another control plane, which came later"):
         first.remove_job(7)
     assert "has another control plane" in first.check()
     for _ in range(3):
         assert first.check() == ""
         assert second.check() == ""
-    with pytest.raises(PipelineError, match="has another control plane"):
+    with pytest.raises(DeviceError, match="has another control plane"):
         first.add_job(JOB)
 
     pipeline = second._pipeline

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 DOCS = sorted(ROOT.glob("docs/**/*.md"))
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS, *ROOT.glob("p4/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS, *ROOT.glob("p4/**/*.md"), *ROOT.glob("benchmarks/*/*.md")])
 
 _FENCE = re.compile(r"^( *)```(\S*).*?\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 

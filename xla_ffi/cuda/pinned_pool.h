@@ -44,8 +44,8 @@ struct PinnedBlock {
 // which may need this thread to return. So memory whose need is known before anything runs should be reserved then.
 // Driver calls run without the lock, so a thread that needs only an idle block never waits for them.
 //
-// A block is given out again while GPUs may still use it. Whoever copies to it makes its stream wait for all events of
-// the previous sum, and sets `used`: so waiting for one sum is waiting for all before it.
+// A block is given out again while GPUs may still use it. A caller that copies to it makes its stream wait for all
+// events of the previous sum, and sets `used`: so waiting for one sum is waiting for all before it.
 class PinnedPool {
  public:
   // `contexts`: one for each GPU. Null stands for the caller's current context in Acquire, Reserve, ReleaseIdle and the
@@ -55,7 +55,7 @@ class PinnedPool {
   ~PinnedPool();  // all blocks are back
   PinnedPool(const PinnedPool&) = delete;
 
-  // Returns a block of at least so many bytes. It goes back to the pool when its last owner drops it, on any thread.
+  // Returns a block of at least `bytes` bytes. It goes back to the pool when its last owner drops it, on any thread.
   // Waits up to a second for a block that was reserved and is in use. Throws CudaError.
   std::shared_ptr<PinnedBlock> Acquire(size_t bytes);
   // Pins the blocks, of so many bytes each, that may be in use at once, as far as they are missing. The pool keeps, for

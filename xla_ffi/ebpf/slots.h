@@ -1,4 +1,4 @@
-// Slots: what switch/slot_pool.cc does with a contribution, in the kernel.
+// The slots of the switch in the kernel treat a contribution as switch/slot_pool.cc does.
 #ifndef XLA_FFI_EBPF_SLOTS_H_
 #define XLA_FFI_EBPF_SLOTS_H_
 
@@ -69,9 +69,9 @@ static __always_inline void read_lanes(const __u32* lanes, __u32 count, __be32* 
   FOR_LANES(i, count) packet[i] = bpf_htonl(lanes[i]);
 }
 
-// The furthest complete sequence of a job goes on, never back, whichever processor comes first. Whoever is beaten to it
-// four times leaves it at that: it is behind by some positions then, of which the reach has many to spare, and goes on
-// with the next one that is complete.
+// The furthest complete sequence of a job advances, never back, whichever processor comes first. A processor that is
+// beaten to it four times leaves it at that: it is behind by some positions then, of which the reach has many to spare,
+// and goes on with the next one that is complete.
 static __always_inline void go_on_to(__u32 sequence, __u32* completed) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

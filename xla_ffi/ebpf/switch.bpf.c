@@ -1,6 +1,6 @@
 // A switch in the kernel: a tc program at the ingress of network devices. It takes the packets that are addressed to
 // the switch, super-packets (GSO) whole, adds their lanes to the slots, and sends results out of the devices from which
-// the workers' packets came. All else goes on as if it weren't there.
+// the workers' packets came. All else passes as if the program weren't there.
 #include "maps.h"
 
 #define MAX_UDP_BYTES 65507
@@ -176,7 +176,7 @@ int passing_switch(struct __sk_buff* skb) {
   frame.padding = 0;
   if (bpf_skb_load_bytes(skb, 0, (char*)&frame + FRAME_PADDING, FRAME_BYTES) < 0) return PASS;
   if (frame.ip.daddr != own.ip || frame.udp.dest != own.port || frame.ip.protocol != IP_PROTOCOL_UDP) return PASS;
-  // The stack puts fragments together and reads options; what it makes of these is no contribution.
+  // The stack puts fragments together and reads options; neither yields a contribution.
   if (*(__u8*)&frame.ip != 0x45 || frame.ip.frag_off & bpf_htons(0x3FFF)) return PASS;
   if (frame.ethernet.h_dest[0] & 1) return PASS;
   const __u32 ip_bytes = bpf_ntohs(frame.ip.tot_len), udp_bytes = bpf_ntohs(frame.udp.len);

@@ -1,4 +1,4 @@
-// Threads on which XLA goes on after a sum.
+// Threads on which XLA continues after a sum.
 #ifndef XLA_FFI_FFI_COMPLETION_POOL_H_
 #define XLA_FFI_FFI_COMPLETION_POOL_H_
 

@@ -16,9 +16,9 @@
 
 namespace passing {
 
-// Such sums start as XLA calls those on CPU, or hosts of both kinds might wait for each other: in the order in which a
-// device came to them, that of the program; and within one execution when those before are done, unless the program
-// lets them be under way together.
+// These sums start in the order in which XLA calls those on CPU, or hosts of both kinds might wait for each other: the
+// order in which a device came to them, that of the program; and within one execution when those before are done,
+// unless the program lets them be under way together.
 class StagedStarts {
  public:
   // `fail_session` is called with what keeps inputs from coming.

@@ -18,7 +18,7 @@
 
 namespace passing {
 
-// The names and counts of one session's sums. It has no lock: whoever uses it holds one.
+// The names and counts of one session's sums. It has no lock: its users hold one.
 //
 // Sums are counted by their full name, which covers the devices that met: programs on other devices run beside each
 // other, in any order, and each set of devices has a count of its own. A sum is counted when all its devices have come,

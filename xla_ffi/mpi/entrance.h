@@ -16,7 +16,7 @@ namespace passing::mpi {
 
 class Entrance {
  public:
-  // Whoever has one is in. It is taken without the GIL.
+  // The owner of one is in. It is taken without the GIL.
   class Visit {
    public:
     // Throws Failed if the entrance is closed.

@@ -1,4 +1,4 @@
-// The sockets at the switch's port: one for each job, so that a job whose packets are too many loses its own only.
+// The sockets at the switch's port: one for each job, so that one job's overload drops only its own packets.
 #ifndef XLA_FFI_SWITCH_JOB_QUEUES_H_
 #define XLA_FFI_SWITCH_JOB_QUEUES_H_
 

@@ -125,7 +125,7 @@ class BlockOrder:
         return list(dict.fromkeys(token for value in values for token in self._tokens.get(value, ())))
 
     def take_unawaited(self) -> list[Any]:
-        """Returns the int32[] that say that sums have started, on GPUs, but for those that were taken before."""
+        """Returns the tokens of started sums on GPUs that no earlier call has returned."""
         new = [after for after in self._after if after not in self._awaited]
         self._awaited.update(new)
         return new

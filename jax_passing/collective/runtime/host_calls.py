@@ -121,7 +121,7 @@ def count_executions(ctx: mlir.LoweringRuleContext) -> None:
 
 
 def hold(ctx: mlir.LoweringRuleContext, aval: Any, value: Any, other_aval: Any, other: Any) -> Any:
-    """Lowers `value` so that it is there when `other` is: from both, in a way that the compiler can't see through."""
+    """Lowers `value` with a data dependency on `other` that the compiler can't remove."""
 
     def held(value: jax.Array, other: jax.Array) -> jax.Array:
         first = jnp.reshape(other, -1)[0]

@@ -14,11 +14,11 @@ from jax_passing.errors import ConfigError
 
 def bench(
     hosts: Annotated[
-        int | None, typer.Option("--hosts", min=1, max=64, help="Start so many hosts on this machine.")
+        int | None, typer.Option("--hosts", min=1, max=64, help="Start this number of hosts on this machine.")
     ] = None,
     devices_per_host: Annotated[
         int | None,
-        typer.Option("--devices-per-host", "-g", min=1, help="Give each host so many CPU devices.", show_default="1"),
+        typer.Option("--devices-per-host", "-g", min=1, help="The CPU devices of each host.", show_default="1"),
     ] = None,
     switch: SwitchOption = None,
     min_bytes: Annotated[
@@ -28,7 +28,7 @@ def bench(
         int, typer.Option("--max-bytes", "-e", parser=parse_bytes, metavar="BYTES", help="End with this size at most.")
     ] = "64M",  # type: ignore[assignment]
     factor: Annotated[
-        int, typer.Option("--factor", "-f", min=2, help="Make each size so many times as large as the one before.")
+        int, typer.Option("--factor", "-f", min=2, help="Multiply each size by this to get the next.")
     ] = 4,
     dtype: Annotated[
         str,
@@ -36,9 +36,9 @@ def bench(
             "--dtype", "-d", parser=parse_dtype, metavar="DTYPE", help="Sum elements of this dtype (float32 or f32)."
         ),
     ] = "float32",
-    iterations: Annotated[int, typer.Option("--iterations", "-n", min=1, help="Time so many sums of each size.")] = 10,
+    iterations: Annotated[int, typer.Option("--iterations", "-n", min=1, help="The timed sums of each size.")] = 10,
     warmup: Annotated[
-        int, typer.Option("--warmup", "-w", min=0, help="Before these, run so many sums that aren't timed.")
+        int, typer.Option("--warmup", "-w", min=0, help="The sums before these, which aren't timed.")
     ] = 3,
     json: Annotated[Path | None, typer.Option(help="Write the rows to this JSON file too.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows as a PNG. This needs matplotlib.")] = None,

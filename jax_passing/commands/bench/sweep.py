@@ -124,7 +124,7 @@ def run(options: Options, switch: str | None, json: Path | None, plot: Path | No
 
     Returns: an exit code: 1 if an element was wrong.
 
-    Raises: what `init` and the sums raise.
+    Raises: the errors of `init` and of sums.
     """
     if _dtype(options.dtype).itemsize // (2 if options.dtype.startswith("complex") else 1) == 8:
         jax.config.update("jax_enable_x64", True)

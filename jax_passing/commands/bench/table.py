@@ -18,7 +18,7 @@ class Row:
     """A row has the times of one system's sums of one size, and what theory says of them.
 
     Attributes:
-      system: what was measured ("jax_passing", "gloo", …).
+      system: its name ("jax_passing", "gloo", …).
       hosts: hosts that summed.
       devices_per_host: devices of each host that summed.
       size_bytes: of the tensor that every device holds.
@@ -29,7 +29,7 @@ class Row:
       in_place: whether the result overwrote the input (a donated argument).
       line_rate_bits_per_s: of a host's link, if known.
       limit_s: the time below which this system can't come on these links.
-      predicted_s: what the planner predicted.
+      predicted_s: the planner's prediction.
     """
 
     system: str
@@ -115,7 +115,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str], Callable[[Sequence[Row]], bool]
 
 NOTE = (
     "time: median over the iterations, min and max beside it. algbw = size / time. busbw = algbw x 2(n-1)/n with n "
-    "devices, nccl-tests' definition: what a ring would have to move over each link in that time. A sum in the network "
+    "devices, nccl-tests' definition: a ring's bytes over each link in that time. A sum in the network "
     "moves the size itself, once each way, so its busbw may exceed the link's rate. #wrong: elements that differ from "
     "the exactly known sum, in all iterations."
 )

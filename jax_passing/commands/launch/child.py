@@ -14,7 +14,7 @@ from jax_passing.commands.terminal import LineSplitter, TaggedOutput
 
 TERMINATE_S = 5.0  # between SIGTERM and SIGKILL
 TAIL_LINES = 200
-READ_BYTES = 4096  # at most so many lines at once; rich takes some 50 us for each
+READ_BYTES = 4096  # bounds the lines at once; rich takes some 50 us for each
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)  # loaded here: after a fork it might deadlock
 
@@ -65,10 +65,10 @@ async def _stream(descriptor: int) -> asyncio.StreamReader:
 async def start(
     tag: str, command: Sequence[str], environment: dict[str, str] | None = None, order: bytes | None = None
 ) -> Child:
-    """Starts a process. `tag`: stands before each line of its output. `order`: what its standard input begins with,
-    which then stays open as long as we live."""
-    # Pipes of our own: with subprocess.PIPE, Process.wait waits until nobody holds the other end any more, and what a
-    # script left behind in another session may hold it for ever.
+    """Starts a process. `tag`: stands before each line of its output. `order`: the first bytes of its standard
+    input, which then stays open as long as we live."""
+    # Pipes of our own: with subprocess.PIPE, Process.wait waits until nobody holds the other end any more, which a
+    # process that a script left behind in another session may do for ever.
     (stdout, child_stdout), (stderr, child_stderr) = os.pipe(), os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(

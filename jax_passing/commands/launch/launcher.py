@@ -3,12 +3,13 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 
 from rich.console import Console
 
 from jax_passing.commands.launch.child import TERMINATE_S, Child, follow, stop
-from jax_passing.commands.launch.starting import Coordinator, Run, job_of_run, machines_of, start_switch
+from jax_passing.commands.launch.starting import Coordinator, Run, is_here, job_of_run, machines_of, start_switch
 from jax_passing.commands.terminal import TaggedOutput
 from jax_passing.config import parse_switches
 from jax_passing.errors import ConfigError
@@ -16,6 +17,7 @@ from jax_passing.for_jax import environment
 
 SETTLE_S = 1.0  # how long other ranks may fail too before the culprit is named
 SSH_FAILED = 255  # ssh's own exit code; else that of the remote command
+NO_PYTHON = 127  # a shell's exit code for a command that isn't there
 
 
 async def _await_ranks(
@@ -23,7 +25,7 @@ async def _await_ranks(
 ) -> list[Child]:
     """Waits until all ranks are done, one failed, or we were signalled. Returns the failed ones in their order.
 
-    `start_again`: what takes the place of a rank that failed; None if it isn't to be started again."""
+    `start_again`: starts a replacement of a rank that failed; None if there is to be none."""
     failed: list[Child] = []
     waits = {asyncio.create_task(child.process.wait()): child for child in ranks}
     interrupt = asyncio.create_task(signalled.wait())
@@ -100,7 +102,7 @@ async def _run(
             if restarts == 0 or signalled.is_set():
                 return None
             restarts -= 1
-            dead.signal_group(signal.SIGKILL)  # what the script has left behind
+            dead.signal_group(signal.SIGKILL)  # processes that the script has left behind
             console.print(
                 f"[bold]{dead.tag} ended ({dead.how_it_ended()}): started again, {restarts} more times[/bold]"
             )
@@ -124,18 +126,22 @@ async def _run(
     if not failed:
         return 0
     culprit = _culprit(failed)
-    unreachable = bool(machines) and culprit.process.returncode == SSH_FAILED
-    return _report(culprit, console, machines[ranks.index(culprit)] if unreachable else None)
+    machine = machines[ranks.index(culprit)] if machines else None
+    return _report(culprit, console, None if machine is None or is_here(machine) else machine)
 
 
-def _report(culprit: Child, console: Console, unreachable: str | None) -> int:
-    """Tells the user what happened, and returns the exit code. `unreachable`: the machine, if ssh failed."""
+def _report(culprit: Child, console: Console, machine: str | None) -> int:
+    """Tells the user what happened, and returns the exit code. `machine`: where the culprit ran, if by ssh."""
     code = culprit.process.returncode or 0
-    what = f"{culprit.tag} failed first ({culprit.how_it_ended()})"
-    if unreachable is not None:
-        what = f"{culprit.tag} can't be started: ssh doesn't reach {unreachable}, or lost it (exit code {code})"
+    what, advice = f"{culprit.tag} failed first ({culprit.how_it_ended()})", None
+    if machine is not None and code == SSH_FAILED:
+        what = f"{culprit.tag} can't be started: ssh doesn't reach {machine}, or lost it (exit code {code})"
+        advice = f"`ssh {machine} true` must work without a password or a question: try that by itself."
+    elif machine is not None and code == NO_PYTHON and any(sys.executable in line for line in culprit.tail):
+        what = f"{culprit.tag} can't be started: there is no {sys.executable} on {machine} (exit code {code})"
+        advice = "Install the same environment under the same path there; the script lies under the same path, too."
     console.print(f"[bold red]{what}; all others were stopped.[/bold red]")
-    for line in culprit.traceback():
+    for line in [*culprit.traceback(), *([advice] if advice else [])]:
         console.print(f"  {line}", markup=False, soft_wrap=True)
     return code if code > 0 else 128 - code
 

@@ -53,7 +53,7 @@ def main() -> int:
         return FAILED
     threading.Thread(target=_end_with_input, args=(child.pid,), daemon=True).start()
     code = child.wait()
-    _signal(child.pid, signal.SIGKILL)  # what the script has left behind
+    _signal(child.pid, signal.SIGKILL)  # processes that the script has left behind
     return code if code >= 0 else 128 - code
 
 

@@ -1,6 +1,7 @@
 """`jax-passing run` starts its ranks here or over ssh, and a switch for them, and gives them their settings."""
 
 import asyncio
+import ipaddress
 import os
 import random
 import re
@@ -41,18 +42,48 @@ def machines_of(hosts: str) -> tuple[int, list[str]]:
     return count, machines
 
 
-def _own_address(machine: str) -> str:
-    """Returns this machine's address, as that machine knows it."""
+def _addresses(machine: str) -> tuple[str, str] | None:
+    """Returns the address of that machine, and this machine's own one on the way to it. None: only ssh knows it."""
     try:
-        family, kind, _, _, address = socket.getaddrinfo(machine.rpartition("@")[2], 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, address = socket.getaddrinfo(_name(machine), 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError as error:
-        raise ConfigError(
-            f"Which address of this machine {machine} can reach isn't known ({error}): start a switch, and say where "
-            "it is (--switch HOST:PORT)."
-        ) from error
+            return str(address[0]), str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _name(machine: str) -> str:
+    """Returns the name or address in `user@name`, as the resolver takes it."""
+    return machine.rpartition("@")[2].removeprefix("[").removesuffix("]")
+
+
+def is_here(machine: str) -> bool:
+    """Tells whether a rank on that machine needs no ssh, as it is this one. Another user's does."""
+    if "@" in machine or (found := _addresses(machine)) is None:
+        return False
+    there, _ = found
+    with socket.socket(socket.AF_INET6 if ":" in there else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((there, 0))
+        except OSError:  # an address of another machine
+            return False
+    return True
+
+
+def own_address(machines: Sequence[str]) -> str:
+    """Returns an address of this machine that all of these machines can reach. Raises ConfigError if none is known.
+
+    The name of this machine often means a loopback address here, which the others can't reach.
+    """
+    known = [found[1] for machine in machines if (found := _addresses(machine)) is not None]
+    outside = [address for address in known if not ipaddress.ip_address(address).is_loopback]
+    if outside or (known and len(known) == len(machines)):
+        return (outside or known)[0]
+    raise ConfigError(
+        f"No address of this machine is known that {', '.join(machines)} can reach, as their names aren't known here. "
+        "Give addresses, or start a switch and say where it is (--switch HOST:PORT)."
+    )
 
 
 def job_of_run(switch: str | None) -> str:
@@ -73,8 +104,8 @@ def job_of_run(switch: str | None) -> str:
 
 async def start_switch(output: TaggedOutput, machines: Sequence[str]) -> tuple[Child, str]:
     """Starts a switch for ranks on these machines (none: on this one). Returns the process and its address."""
-    own_address = _own_address(machines[0]) if machines else "127.0.0.1"
-    command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", address_text(own_address, 0)]
+    address = own_address(machines) if machines else "127.0.0.1"
+    command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", address_text(address, 0)]
     child = await start("switch", command, {**os.environ, "PYTHONUNBUFFERED": "1"})
     first = (await child.stdout.readline()).decode().strip()
     follow(child, output)
@@ -102,9 +133,10 @@ class Coordinator:
             self._reserved = _reserve_port()
             self.variables[COORDINATOR] = f"127.0.0.1:{self._reserved.getsockname()[1]}"
             return
-        name = machines[0].rpartition("@")[2].strip("[]")
-        with suppress(OSError):  # only ssh knows it
-            socket.getaddrinfo(name, None)
+        if _addresses(machines[0]) is None:  # only ssh knows it
+            return
+        with suppress(ConfigError):
+            name = own_address(machines) if is_here(machines[0]) else _name(machines[0])
             self.variables[COORDINATOR] = address_text(name, random.randrange(*COORDINATOR_PORTS))
 
     def close(self) -> None:
@@ -127,13 +159,13 @@ class Run:
 
     Attributes:
       arguments: of the Python interpreter.
-      machines: where the ranks are started over ssh, in their order; none: here.
+      machines: where the ranks are started, in their order, over ssh unless it is this one; none: all here.
       hosts: how many ranks.
       devices: of each rank.
       switch: its address, or those of several.
       job: its name.
       for_jax: their JAX's own collectives go through the switch.
-      noun: what they are called. Where they are started again, sessions give them other ranks than the launcher did.
+      noun: their name in the output. Where they are started again, sessions give them other ranks than we did.
       coordinator: variables by which `jax.distributed.initialize()` finds its coordinator.
       console: where the ranks' output is shown.
     """
@@ -152,14 +184,14 @@ class Run:
     async def start(self, rank: int) -> Child:
         tag = f"{self.noun} {rank}"
         ours = self._environment(rank)
-        if not self.machines:
+        if not self.machines or is_here(machine := self.machines[rank]):
             everything = {"JAX_PLATFORMS": "cpu", **remote.of_rank(ours)}
             return await start(tag, [sys.executable, *self.arguments], everything)
         taken = {name: value for name, value in os.environ.items() if name.startswith(HANDED_OVER)}
         order = remote.order(self.arguments, {"JAX_PLATFORMS": "cpu", **taken, **ours}, os.getcwd())
         there = shlex.join([sys.executable, "-P", "-m", "jax_passing.commands.launch.remote"])
         try:
-            return await start(tag, [*SSH, self.machines[rank], there], order=order)
+            return await start(tag, [*SSH, machine, there], order=order)
         except FileNotFoundError as error:
             raise ConfigError(f"Other machines are reached by ssh, and there is none here: {error}.") from error
 

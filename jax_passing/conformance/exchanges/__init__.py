@@ -1,1 +1,1 @@
-"""Exchanges of packets, and what a switch must answer: the model, golden packets, random and limit cases."""
+"""Exchanges of packets, and a switch's right answers: the model, golden packets, random and limit cases."""

@@ -1,4 +1,4 @@
-"""Describes where a switch deviates from what it must do, for whoever has to repair it."""
+"""Describes where a switch deviates from the protocol, for the one who repairs it."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A packet exchange: what is sent, and what the switch must do. Data, whichever switch it is played on."""
+"""A packet exchange has the packets sent, and the right answers. It is data, whichever switch it is played on."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,7 @@ class Exchange:
 
     Attributes:
       section: which part of the protocol it is about.
-      description: what is expected, in a sentence.
+      description: the right answer, in a sentence.
       chunks: "any": where packets have whole chunks, lanes are repeated to fill them. "partial": only for data planes
         that take fewer lanes, too. "exact": made for the limits of this data plane.
     """
@@ -107,7 +107,7 @@ class Exchange:
 
 
 def _widened(packet: bytes, lanes: int) -> bytes:
-    """Repeats the lanes to so many. A packet that is cut off, or too long, stays so."""
+    """Repeats the lanes to this number. A packet that is cut off, or too long, stays so."""
     if len(packet) < HEADER.size:
         return packet
     count = int.from_bytes(packet[18:20])
@@ -158,9 +158,9 @@ class Played:
       received: packets that came to each address, in order.
       verdicts: of each step, if the switch can tell.
       counts: how often it came to a verdict, for those that it counts, if it can tell.
-      states: what slot versions hold in the end, if it can tell.
-      strays: what came from elsewhere than the switch, for people.
-      not_compared: what the switch can't tell, and why, for people.
+      states: the contents of slot versions in the end, if it can tell.
+      strays: packets from elsewhere than the switch, for people.
+      not_compared: facts that the switch can't tell, and why, for people.
       translate: a packet of the exchange, for these addresses, with the switch's own numbers.
     """
 

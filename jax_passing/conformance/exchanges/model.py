@@ -27,7 +27,7 @@ class Limits:
 
     Attributes:
       lanes_per_chunk: lanes that a packet carries, at most.
-      whole_chunks: every packet has exactly so many lanes; others are malformed to it.
+      whole_chunks: every packet has exactly this number of lanes; others are malformed to it.
       worker_limit: workers that a job may have.
       trees: whether its jobs have a parent, to which it passes their sums; None: as you like.
       multicast: whether it can send results to a group.
@@ -124,7 +124,7 @@ def _combined(contributions: dict[int, Packet]) -> Packet:
 
 
 def is_newer(sequence: int, held: int) -> bool:
-    """Compares by serial number arithmetic; what is exactly 2^31 away, which RFC 1982 leaves open, is newer."""
+    """Compares by serial number arithmetic; a sequence exactly 2^31 away, which RFC 1982 leaves open, is newer."""
     return 1 <= (sequence - held) % (1 << 32) <= 1 << 31
 
 
@@ -238,7 +238,7 @@ class Switch:
 
 
 def _content(packet: Packet) -> tuple[int, int, int]:
-    """Returns what a result must have in common with the contributions."""
+    """Returns the fields that a result shares with the contributions."""
     return packet.sequence, packet.lane_format, len(packet.lanes)
 
 

@@ -34,7 +34,7 @@ def exchanges(limits: Limits, seed: int, count: int) -> list[Exchange]:
 class _Maker:
     def __init__(self, rng: random.Random, limits: Limits):
         self._rng, self._limits = rng, limits
-        # Half a circle apart: what one slot holds was behind, and lies ahead as soon as the other one is complete.
+        # Half a circle apart: the sequence of one slot was behind, and lies ahead as soon as the other one is complete.
         opposite = limits.reach is not None and limits.fresh_jobs and rng.random() < 0.5
         workers = rng.choice([1, 2, 3] if opposite else [1, 2, 2, 3, 3, 4, 7, limits.worker_limit])
         tree = rng.random() < 0.4 if limits.trees is None else limits.trees

@@ -1,4 +1,4 @@
-"""Cases of a switch that drops contributions which lie further ahead of what is complete than a worker can be."""
+"""Cases of a switch that drops contributions further ahead of the furthest complete one than a worker can be."""
 
 from jax_passing.conformance.exchanges.exchange import Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.exchanges.model import Limits, Parent
@@ -55,7 +55,7 @@ def _reach(limits: Limits, reach: int, tree: bool) -> Exchange:
         contribution(1, here + 2 * reach + 1),
         contribution(1, here + 2 * reach),
     ]
-    description = f"more than {reach} ahead of what is complete is too far"
+    description = f"more than {reach} ahead of the furthest complete one is too far"
     if job.parent is not None:
         # A chunk that lies half a circle behind when it is forwarded lies ahead when its result comes, but not too far.
         behind = here + reach + (1 << 31)

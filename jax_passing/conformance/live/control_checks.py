@@ -44,11 +44,9 @@ def checks(join: Join) -> list[Check]:
             if foreign < 1:
                 return "a packet of the former incarnation is counted neither as foreign_job nor as foreign_epoch"
             if came := job.answer(sequence=1000, version=0):
-                return f"a result of the parent is taken for what the former incarnation has left: {came}"
+                return f"a result of the parent is taken for one of the former incarnation: {came}"
             if came := job.contribute(now, sequence=1000, version=0):
-                return (
-                    f"its slots weren't emptied, a contribution is answered with what the former one has left: {came}"
-                )
+                return f"its slots weren't emptied, a contribution is answered with a result of the former one: {came}"
             new = job.counters()
             job.contribute(now, sequence=5, version=1)
             if job.counters().get("stale", 0) > new.get("stale", 0):
@@ -100,7 +98,7 @@ def checks(join: Join) -> list[Check]:
             starts_again
         ),
         "heartbeats are echoed": heartbeats,
-        "what rank 0 relays comes to all others, in order": relays,
+        "messages that rank 0 relays come to all others, in order": relays,
         "Bye is said when all have left, not before": leaving,
         "a connection that breaks ends the job: all others are told at once": breaking,
     }

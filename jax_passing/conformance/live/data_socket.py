@@ -24,7 +24,7 @@ def _as_it_is(packet: bytes) -> bytes:
 
 
 class DataSocket:
-    """This socket isn't connected: what comes from another address than the switch's is an error, and must be seen.
+    """This socket isn't connected: a packet from another address than the switch's is an error, and must be seen.
 
     Attributes:
       seal, open: put a tag on what is sent, and take it off what comes, where packets have tags.
@@ -84,7 +84,7 @@ class DataSocket:
 
 
 class GroupSocket(DataSocket):
-    """Hears what comes to an IPv4 multicast group on the interface that has the address `own_host`. Raises OSError."""
+    """Hears packets to an IPv4 multicast group on the interface that has the address `own_host`. Raises OSError."""
 
     def __init__(self, group: tuple[str, int], own_host: str):
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

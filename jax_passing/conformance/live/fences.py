@@ -17,8 +17,8 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
 
 ATTEMPTS = 15
-# A device may drop what comes in one go: bmv2 holds 32 frames of a port, whoever they are from. So many packets leave
-# room for a fence's, and for ARP and IPv6.
+# A device may drop packets that come in one go: bmv2 holds 32 frames of a port, whoever they are from. So many packets
+# leave room for a fence's, and for ARP and IPv6.
 BURST = 16
 PAUSE_S = 0.002
 UNREAD_S = 0.001  # a packet that has come is read by then
@@ -31,7 +31,7 @@ class Ends:
 
     Attributes:
       workers: by their numbers at the switch.
-      group: what hears the multicast group, if results go there.
+      group: the socket that hears the multicast group, if results go there.
       parent: our end of the way up, if the switch has a parent.
     """
 
@@ -70,7 +70,7 @@ class Fences:
         self.repeated = 0
         self._ends = ends
         self._welcome = welcome
-        self._ours: set[bytes] = set()  # what comes because of fences
+        self._ours: set[bytes] = set()  # packets that fences cause
         *asked, last = slots
         # They are used in turn: a late answer isn't taken for that to the next.
         complete = [self.packet(slot, version, 1) for slot in asked for version in (0, 1)]

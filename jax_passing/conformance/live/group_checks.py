@@ -41,7 +41,7 @@ class Heard:
 def _listen(
     heard: Heard, group: GroupSocket, offer: messages.GroupOffer, bursts: int, wait_s: float = PROBING_S
 ) -> None:
-    """Returns at once when so many bursts have come. Raises UntestableError."""
+    """Returns at once when this number of bursts has come. Raises UntestableError."""
     until = time.monotonic() + wait_s
     with suppress(TimeoutError):
         while min(heard.counts[index] for index in range(PROBES)) < bursts:
@@ -88,7 +88,7 @@ def hear(workers: Sequence[WorkerEnd], offers: Sequence[messages.GroupOffer]) ->
 
 
 def checks(join: Join, one: LiveJob, offered: bool, trouble: str) -> list[Check]:
-    """`one`: a job of one worker. `trouble`: what went wrong when two workers wanted to hear the group they were
+    """`one`: a job of one worker. `trouble`: the failure when two workers wanted to hear the group they were
     `offered`."""
 
     def only_if_offered() -> None:

@@ -37,7 +37,7 @@ class LiveJob:
 
     Attributes:
       workers: how many.
-      welcome: what the switch has said to worker 0.
+      welcome: the switch's answer to worker 0.
       offer: of a multicast group, if there was one.
       ends: where its packets go out and come in.
       fences: they tell when all has come that the switch had to say.
@@ -128,7 +128,7 @@ class LiveJob:
         return replace(self.fences.packet(slot, version, sequence), job=numbers.job_id, epoch=numbers.epoch)
 
     def contribute(self, numbers: messages.Welcome, sequence: int, version: int, workers: int = 1) -> list[str]:
-        """Has the first workers contribute, with these numbers. Describes what then comes to worker 0."""
+        """Has the first workers contribute, with these numbers. Describes the packets that then come to worker 0."""
         sent = self.unused(numbers, sequence, version)
         self.fences.contribute(sent, range(workers))
         if workers == self.workers:
@@ -136,7 +136,8 @@ class LiveJob:
         return [shown(data) for data in self.fences.at_worker(0)]
 
     def answer(self, sequence: int, version: int) -> list[str]:
-        """Has the parent, if there is one, send a result for the same slot. Describes what then comes to anybody."""
+        """Has the parent, if there is one, send a result for the same slot. Describes the packets that then come to
+        anybody."""
         parent = self.ends.parent
         if parent is None:
             return []

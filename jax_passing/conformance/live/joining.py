@@ -77,7 +77,7 @@ class Joined:
       workers: by their numbers at the switch.
       ranks: of each worker.
       offer: of a multicast group, if there was one.
-      group: what hears it, if results go there.
+      group: the socket that hears it, if results go there.
       tags: of its packets, if they have any.
     """
 

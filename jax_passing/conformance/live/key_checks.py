@@ -1,4 +1,4 @@
-"""A switch with a key: forged packets change nothing, and whoever doesn't know a job's key doesn't join it."""
+"""A switch with a key: forged packets change nothing, and a caller without a job's key doesn't join it."""
 
 import socket
 import ssl
@@ -26,7 +26,7 @@ class _Chunk:
     """Worker 0 of two has contributed to it, worker 1 is about to.
 
     Attributes:
-      sent: what worker 1 is going to send, without its tag.
+      sent: the packet that worker 1 is going to send, without its tag.
       right: the same, with its tag.
       position: of the chunk.
       tags: of the job.
@@ -46,7 +46,7 @@ class _Chunk:
         return replace(self.sent, tag=self.right[-TAG_BYTES:], **changes).encode()  # type: ignore[arg-type]  # numbers
 
     def judge(self, forged: Iterable[bytes]) -> str:
-        """Sends these from worker 1's socket. Says what the switch does with them that it must not, if anything."""
+        """Sends these from worker 1's socket. Describes the switch's mistake with them, if any."""
         job, packets = self._job, list(forged)
         counted, held = job.counters().get("forged", 0), job.state(self.sent.slot, VERSION)
         for packet in packets:
@@ -61,7 +61,7 @@ class _Chunk:
         return self.problem_with_result(came_then)
 
     def problem_with_result(self, came: Sequence[str]) -> str:
-        """`came`: what came to anybody after the sum was complete."""
+        """`came`: the packets that came to anybody after the sum was complete."""
         right = shown(self._job.fences.result(self.sent))
         return "" if right in came else f"after forged packets came {came}, but not {right}"
 
@@ -186,7 +186,7 @@ def checks(join: Join, address: tuple[str, int], switch_key: bytes) -> list[Chec
         "a packet of which a bit of the lanes or of the tag was changed is forged": changed_lanes,
         "results of a parent without a tag, or with that of others, are forged": from_the_parent,
         "a join in the clear is refused": in_the_clear,
-        "whoever doesn't know the job's key doesn't get through the handshake": without_the_key,
+        "a caller without the job's key doesn't get through the handshake": without_the_key,
         "the key of one job opens no other": another_jobs_key,
     }
     return [Check(SECTION, description, find) for description, find in found.items()]

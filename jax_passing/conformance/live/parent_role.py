@@ -1,4 +1,4 @@
-"""This machine is the parent of the switch under test: what goes up arrives here, and results come from here."""
+"""This machine is the parent of the switch under test: its contributions arrive here, and results come from here."""
 
 import itertools
 import logging

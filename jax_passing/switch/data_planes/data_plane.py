@@ -115,7 +115,7 @@ class DataPlane(Protocol):
 
     @property
     def lanes_per_chunk(self) -> int:
-        """One packet carries so many 32-bit lanes here."""
+        """The 32-bit lanes of a packet here."""
 
     @property
     def whole_chunks(self) -> bool:

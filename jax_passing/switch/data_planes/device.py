@@ -42,7 +42,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
     neighbours: tuple[Neighbour, ...] = ()
     udp_port: Annotated[int, Meta(ge=1, le=65535)] = PORT  # the program's own; a build may change it
     device_id: Annotated[int, Meta(ge=0)] = 0  # p4runtime: the server's number for it
-    program: str = ""  # p4runtime: what the compiler made for the device
+    program: str = ""  # p4runtime: the compiler's output for the device
     p4info: str = ""  # p4runtime: its description, binary
     lanes: Annotated[int, Meta(ge=3, le=LANES_MAX)] | None = None  # p4runtime: of the program
 
@@ -52,7 +52,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _check(device: Device) -> None:
-    """Checks what types can't say. Raises ValueError."""
+    """Checks the values beyond their types. Raises ValueError."""
     if device.runtime_address[1] == 0:
         raise ValueError(f"runtime: expected a port from 1 to 65535; got {device.runtime!r}")
     if len(set(device.ports)) < len(device.ports):

@@ -94,7 +94,7 @@ class EbpfDataPlane:
             )
         self._sender = ResultsSender(host, port)
         self.port = self._sender.port
-        self._program: libbpf.Program | None = None
+        self._program: libbpf.BpfProgram | None = None
         self._handed_up: libbpf.RingReader | None = None
         try:
             self._program = load(struct.pack("=4sHxx", own.packed, socket.htons(self.port)), slot_total)
@@ -251,11 +251,11 @@ def _lacking() -> list[str]:
     return [name for name, bit in _CAPABILITIES.items() if not int(held, 16) >> bit & 1]
 
 
-def load(constants: bytes, slot_total: int) -> libbpf.Program:
+def load(constants: bytes, slot_total: int) -> libbpf.BpfProgram:
     """Returns the program in the kernel, attached to nothing yet; `constants` as in its `own`. Raises ConfigError."""
     try:
         entries = {"slots": 2 * slot_total, "completed": slot_total, "scratches": libbpf.possible_processors()}
-        return libbpf.Program(OBJECT, "passing_switch", constants=constants, max_entries=entries)
+        return libbpf.BpfProgram(OBJECT, "passing_switch", constants=constants, max_entries=entries)
     except OSError as error:
         lacking = _lacking()
         # The kernel may call it something else: without CAP_PERFMON its verifier says "Bad address", and pages more.

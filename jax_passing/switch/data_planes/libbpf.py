@@ -134,7 +134,7 @@ class RingReader:
         self._libbpf.ring_buffer__free(self._ring)
 
 
-class Program:
+class BpfProgram:
     """This is a compiled object file in the kernel.
 
     Raises OSError, with what the kernel's verifier said, if it can't be loaded.

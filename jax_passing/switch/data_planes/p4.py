@@ -10,7 +10,7 @@ from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes.data_plane import Group, JobSlots, SlotVersion, unexpected
 from jax_passing.switch.data_planes.device import Device, Neighbour, ip_number, mac_number
-from jax_passing.switch.data_planes.pipeline import Entry, Pipeline, PipelineError, UnreadableError
+from jax_passing.switch.data_planes.pipeline import DeviceError, Entry, Pipeline, UnreadableError
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -34,7 +34,7 @@ class _Added:
 
 
 class P4DataPlane:
-    """This device runs the program of p4/; see data_plane.DataPlane. Raises PipelineError if it can't be reached."""
+    """This device runs the program of p4/; see data_plane.DataPlane. Raises DeviceError if it can't be reached."""
 
     whole_chunks = True
     can_tag = False
@@ -51,7 +51,7 @@ class P4DataPlane:
         self._problem = ""  # why the device has to be taken over anew
         self._next_check = 0.0
         self._stats = dict.fromkeys(VERDICTS, 0)
-        self.lanes_per_chunk = pipeline.lanes  # this and slots: what hosts are told, for good
+        self.lanes_per_chunk = pipeline.lanes  # this and slots: hosts are told them for good
         self.slot_total = pipeline.register_cells // 2
         self._attach()
 
@@ -60,12 +60,12 @@ class P4DataPlane:
         pipeline.attach()
         lanes, slots = pipeline.lanes, pipeline.register_cells // 2
         if (lanes, slots) != (self.lanes_per_chunk, self.slot_total):
-            raise PipelineError(
+            raise DeviceError(
                 f"it runs another build of the program, with {lanes} lanes and {slots} slots instead of "
                 f"{self.lanes_per_chunk} and {self.slot_total}: load the first one again, or restart this switch"
             )
         if (cells := len(pipeline.counter("verdicts"))) != len(VERDICTS):
-            raise PipelineError(
+            raise DeviceError(
                 f"its program is of another version of jax_passing: it counts {cells} verdicts instead of "
                 f"{len(VERDICTS)}. Compile that of this version, and load it"
             )
@@ -96,14 +96,14 @@ class P4DataPlane:
         return True
 
     def add_job(self, job: JobSlots) -> None:
-        """Adds all of a job or nothing. Raises PipelineError if the device refuses it, or if a worker's way in the
+        """Adds all of a job or nothing. Raises DeviceError if the device refuses it, or if a worker's way in the
         network isn't known."""
         if self._problem:
-            raise PipelineError(f"the device was lost: {self._problem}")
+            raise DeviceError(f"the device was lost: {self._problem}")
         self._pipeline.check_control()
         assert job.job not in self._jobs, job
         if len(self._jobs) == JOBS_MAX:
-            raise PipelineError(f"its tables have room for {JOBS_MAX} jobs, which are running: wait for one to end")
+            raise DeviceError(f"its tables have room for {JOBS_MAX} jobs, which are running: wait for one to end")
         self._owner = self._owner % OWNER_MAX + 1
         taken = {added.group for added in self._jobs.values()}
         group = next(number for number in range(ALL_PORTS + 1, GROUP_MAX + 1) if number not in taken)
@@ -131,7 +131,7 @@ class P4DataPlane:
                 table = entered[-1].table
                 rows = [entry for added in self._jobs.values() for entry in added.entries if entry.table == table]
                 if (held := self._pipeline.entry_count(table)) != len(rows):
-                    raise PipelineError(f"its table {table} has {held} rows instead of {len(rows)}")
+                    raise DeviceError(f"its table {table} has {held} rows instead of {len(rows)}")
         except Exception as error:
             log.error("a job that failed can't be taken back: %s", error, exc_info=unexpected(error))
             self._problem = str(error)  # it is in no state that we know
@@ -183,18 +183,18 @@ class P4DataPlane:
         return self._seen(address)
 
     def _seen(self, address: str) -> Neighbour:
-        """Returns a host that isn't listed. Raises PipelineError if the program doesn't know it."""
+        """Returns a host that isn't listed. Raises DeviceError if the program doesn't know it."""
         number = ip_number(address)
         cell = number % NEIGHBOURS
         try:
             ip, mac, port = (self._pipeline.register(f"neighbours.{what}", cell) for what in ("ip", "mac", "port"))
         except UnreadableError as error:
-            raise PipelineError(
+            raise DeviceError(
                 f"the device's runtime server can't tell where {address} is, so it must be listed among the neighbours "
                 f"in the device file ({error})"
             ) from error
         if ip != number:
-            raise PipelineError(
+            raise DeviceError(
                 f"the device has seen no packet of {address}: let hosts reach the control plane through the device, or "
                 "list it among the neighbours in its file"
             )
@@ -209,7 +209,7 @@ class P4DataPlane:
             for entry in reversed(added.entries):
                 self._pipeline.delete(entry)
             self._pipeline.delete_group(added.group)
-        except PipelineError as error:
+        except DeviceError as error:
             self._problem = str(error)
             raise
 
@@ -246,7 +246,7 @@ class P4DataPlane:
                 self._pipeline.check_control()
                 if self._pipeline.entry_count("own_address") == 0:
                     self._problem = "its tables are empty: it was restarted"
-        except PipelineError as error:
+        except DeviceError as error:
             self._problem = str(error)
         if not (problem := self._problem):
             return ""
@@ -254,7 +254,7 @@ class P4DataPlane:
         self._jobs.clear()
         try:
             self._attach()
-        except PipelineError as error:
+        except DeviceError as error:
             if str(error) != self._problem:
                 log.warning("can't serve the device at %s: %s", self._device.runtime, error)
             self._problem = str(error)
@@ -271,10 +271,10 @@ class P4DataPlane:
         packets."""
         try:
             if self._problem:
-                raise PipelineError(self._problem)
+                raise DeviceError(self._problem)
             self._pipeline.check_control()
             self._stats = dict(zip(VERDICTS, self._pipeline.counter("verdicts"), strict=True))
-        except PipelineError as error:
+        except DeviceError as error:
             log.warning("no counters: %s", error)
         return self._stats
 

@@ -7,11 +7,11 @@ from typing import Protocol, TypeVar
 from jax_passing.switch.data_planes.data_plane import DataPlaneError
 
 
-class PipelineError(DataPlaneError):
+class DeviceError(DataPlaneError):
     """The device can't be reached, or refused what was asked."""
 
 
-class UnreadableError(PipelineError):
+class UnreadableError(DeviceError):
     """The device's runtime server has no way to tell what registers hold."""
 
 
@@ -41,20 +41,20 @@ def only_one(kind: str, rows: Sequence[T], name: str, name_of: Callable[[T], str
     """Returns the row of the device's program that has this name, or whose name ends so.
 
     Raises:
-      PipelineError: it has none, or several.
+      DeviceError: it has none, or several.
     """
     found = [row for row in rows if name_of(row) == name or name_of(row).endswith("." + name)]
     if len(found) != 1:
-        raise PipelineError(f"the device's program has {len(found)} {kind}s named {name}: is it the one in p4/?")
+        raise DeviceError(f"the device's program has {len(found)} {kind}s named {name}: is it the one in p4/?")
     return found[0]
 
 
 class Pipeline(Protocol):
-    """Every method raises PipelineError."""
+    """Every method raises DeviceError."""
 
     @property
     def lanes(self) -> int:
-        """Each packet that the program sums has so many 32-bit lanes."""
+        """The 32-bit lanes of each packet that the program sums."""
 
     @property
     def register_cells(self) -> int:
@@ -67,7 +67,7 @@ class Pipeline(Protocol):
         """
 
     def check_control(self) -> None:
-        """Raises PipelineError if another controller has taken the device over since `attach`."""
+        """Raises DeviceError if another controller has taken the device over since `attach`."""
 
     def insert(self, entry: Entry) -> None: ...
 
@@ -79,7 +79,7 @@ class Pipeline(Protocol):
         """Packets to this multicast group are copied to each (port, replication number)."""
 
     def delete_group(self, group: int) -> None:
-        """Deletes a group, or what there is of it if it couldn't be inserted."""
+        """Deletes a group, or the inserted part of it."""
 
     def counter(self, name: str) -> Sequence[int]:
         """Returns counts of packets, by index."""

@@ -1,4 +1,4 @@
-"""A contribution of a job may be only so far ahead of what is complete: what no honest worker sends, no switch takes.
+"""Bounds how far a contribution may be ahead of the furthest complete one; switches drop anything beyond.
 
 S is the window of the job's hosts, N the number of its shards, R the length of a shard's turn
 (xla_ffi/host/window/sharding.h). A switch knows c, the furthest position to which all of its workers have contributed;
@@ -6,7 +6,7 @@ at the start, where the job begins. A host sends p < low + S, where low is its f
 can p be from c?
 
 1. Every position below low is complete, or was skipped, or lies in a gap (docs/internals/protocol.md). A line of the
-   order begins behind a gap of 2S positions at most, where rank 0 deviated. What was skipped belongs to a sum that
+   order begins behind a gap of 2S positions at most, where rank 0 deviated. Skipped positions belong to a sum that
    guessed its exponents. It ends with at most 4 skipped positions, and the next one may begin with as many; in between
    is an exponent chunk, which is complete.
 2. One shard. Let z be the last complete position below low. All ranks contributed to it, so c >= z at every switch of a
@@ -19,10 +19,10 @@ can p be from c?
    these positions, and at most as many gaps, as each stands ahead of a line's first position. So, as N R <= S and
    R <= S/2, p < z + (N + 1) R (1 + 2S) - 2S + S <= z + 2S (N + 1) R + S/2 < z + 2S ((N + 1) R + 1).
 
-The same holds for what followers of rank 0 send on a void prediction: it lies in their windows, too. What a rack
+The same holds for contributions of rank 0's followers on a void prediction: they lie in their windows, too. What a rack
 completes of it makes c larger, and is no further ahead than its sender's low + S.
 
-c only grows, so whatever was sent earlier is in reach as well. What lies behind c needs no bound: a slot version that
+c only grows, so earlier contributions are in reach as well. Those behind c need no bound: a slot version that
 holds anything takes it for stale. One that is still empty takes it, and gives it up for the next contribution of a
 worker, unless that is more than 2^31 ahead of it: so a forged packet that lies 2^31 behind does the harm of one that is
 too far ahead, in the first window of a job, and only if its sequence is among the few that are in reach 2^31 later.

@@ -1,4 +1,4 @@
-"""The eBPF program hands results up: user space sends what the kernel can't cut out of a super-packet."""
+"""The eBPF program hands results up: user space sends those that the kernel can't cut out of a super-packet."""
 
 import itertools
 import socket
@@ -26,8 +26,8 @@ Address = tuple[str, int]
 class ResultsSender:
     """Holds the switch's UDP port: no other process gets it, and the kernel refuses no packet that comes to it.
 
-    `send` runs on a thread of its own; whoever changes `routes` replaces the entry of a job. Raises OSError if the port
-    is taken.
+    `send` runs on a thread of its own; a caller that changes `routes` replaces the entry of a job. Raises OSError if
+    the port is taken.
     """
 
     def __init__(self, host: str, port: int):
@@ -47,7 +47,7 @@ class ResultsSender:
         self.port: int = self._socket.getsockname()[1]
 
     def send(self, record: bytes) -> None:
-        """Sends one record of the program. What can't be sent is counted; hosts ask for it again."""
+        """Sends one record of the program. Results that can't be sent are counted; hosts ask for them again."""
         for (job, to, size), packets in _runs(record):
             workers, group = self.routes.get(job, ((), None))
             if to == EVERY_WORKER and group is not None:

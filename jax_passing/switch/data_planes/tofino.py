@@ -6,14 +6,14 @@ from jax_passing.switch.data_planes import tofino_admission
 from jax_passing.switch.data_planes.data_plane import JobSlots, SlotVersion
 from jax_passing.switch.data_planes.device import Neighbour, ip_number, mac_number
 from jax_passing.switch.data_planes.p4 import P4DataPlane
-from jax_passing.switch.data_planes.pipeline import Entry, PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError, Entry
 
 ARP_REQUEST = 1
 
 
 class TofinoDataPlane(P4DataPlane):
     """The owner of slots is a job and its epoch, with no number for each use: no two uses have both (jobs.py), and
-    whoever takes the device over loads the program anew, which clears the registers."""
+    a control plane that takes the device over loads the program anew, which clears the registers."""
 
     worker_limit = tofino_admission.WORKER_LIMIT
 
@@ -37,7 +37,7 @@ class TofinoDataPlane(P4DataPlane):
         return entries + tofino_admission.rows(job, self.host, group)
 
     def _seen(self, address: str) -> Neighbour:
-        raise PipelineError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
+        raise DeviceError(f"list {address} among the neighbours in the device's file: a Tofino doesn't learn them")
 
     def stats(self) -> Mapping[str, int]:
         """Returns all counts but `too_far`: a Tofino can't know how far a job is (docs/operate/switches.md)."""

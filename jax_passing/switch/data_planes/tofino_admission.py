@@ -20,7 +20,7 @@ _EXACT = 0xFFFFFFFF
 
 
 def rows(job: JobSlots, own_address: str, group: int) -> list[Entry]:
-    """Returns the rows about a job, in the order of insertion: what accepts packets comes last.
+    """Returns the rows about a job, in the order of insertion: the row that accepts packets comes last.
 
     `group` is the multicast group of its workers.
 

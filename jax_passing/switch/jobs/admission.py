@@ -109,7 +109,7 @@ def least(*rates: float | None) -> float | None:
 
 
 def common_lanes(one: tuple[int, bool], other: tuple[int, bool]) -> tuple[int, bool]:
-    """Returns how many lanes of a chunk suit two switches, and whether packets must have exactly so many."""
+    """Returns how many lanes of a chunk suit two switches, and whether packets must have exactly this number."""
     lanes = min(one[0], other[0])
     if any(whole and lanes != its_lanes for its_lanes, whole in (one, other)):
         raise RefusalError(

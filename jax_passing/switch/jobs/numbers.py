@@ -10,7 +10,7 @@ ID_MAX = 65535  # jobs and epochs are 16 bits on the wire; 0 is no job and no ep
 
 
 class Numbers:
-    """Draws numbers of jobs and epochs, no pair of which comes back in a switch's life.
+    """Allocates pairs of job and epoch numbers that never repeat in a switch's life.
 
     By that pair alone a packet on its way, and a slot that nobody clears, are known as an earlier epoch's. Jobs'
     numbers, and the epochs of each, begin anywhere: who isn't in a job can't guess them, and a packet that was on its

@@ -12,8 +12,8 @@ from jax_passing.switch.jobs.jobs import JobTable
 
 log = logging.getLogger("jax_passing.switch")
 
-# A group is probed for 4.2 s at most, at all levels of a tree at the same time. Whoever takes longer is stuck, and the
-# others' slots with it.
+# A group is probed for 4.2 s at most, at all levels of a tree at the same time. A member that takes longer is stuck,
+# and the others' slots with it.
 PREPARE_S = 30.0
 PARENT_GRACE_S = 1.0  # the root keeps the join deadlines, and knows who is absent; for its answer
 

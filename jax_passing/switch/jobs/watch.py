@@ -16,8 +16,8 @@ from jax_passing.switch.jobs.waits import end_waits
 log = logging.getLogger("jax_passing.switch")
 
 PERIOD_MAX_S = 0.1
-# There is no sum without a rank that has left. Whoever lacks a result of the last one asks for it all the time, unless
-# it is stopped, and lost after one lease.
+# There is no sum without a rank that has left. A rank that lacks a result of the last one asks for it all the time,
+# unless it is stopped, and lost after one lease.
 LEAVE_LEASES = 10
 OVERFLOWS_S = 5.0  # how often it looks at who sends too much
 

@@ -1,1 +1,1 @@
-"""At meetings hosts agree who goes on in a job."""
+"""At meetings hosts agree on the ranks of a job's next epoch."""

@@ -1,7 +1,7 @@
 """The hosts of a job meet here before they join, and agree who goes on, as which rank, after which step
 (docs/train/elastic.md).
 
-A host's connection is its *seat*, which it keeps as long as its session lasts. So whoever has a seat is known to live,
+A host's connection is its *seat*, which it keeps as long as its session lasts. So a host with a seat is known to live,
 and is waited for. The root of a tree decides; a switch below it hands on what either side says.
 """
 

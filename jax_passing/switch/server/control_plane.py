@@ -43,7 +43,7 @@ class ControlPlane:
         connections_max: int = CONNECTIONS_MAX,
     ):
         """`settings`: what they say of the data plane doesn't count here. `switch_key`: what the key file has.
-        `connections_max`: for so many there are descriptors."""
+        `connections_max`: the number for which there are descriptors."""
         self.instance = f"{outside.random_bits(128):032x}"
         self._secret = f"{outside.random_bits(128):032x}"
         self._data_plane = data_plane
@@ -89,7 +89,7 @@ class ControlPlane:
         return None if self._switch_key is None else keys.job_key(self._switch_key, job_names.base(job))
 
     def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
-        """Makes a member of whoever joins, and lets it join its job. Raises RefusalError."""
+        """Makes a member of the caller, and lets it join its job. Raises RefusalError."""
         now = self.outside.now()
         address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
         if isinstance(join, messages.RackJoin):

@@ -1,4 +1,4 @@
-"""This process may open only so many files, connections among them."""
+"""The limit of this process's open files, connections among them, is read and raised here."""
 
 import logging
 import resource

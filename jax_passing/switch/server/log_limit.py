@@ -1,4 +1,4 @@
-"""Bounds what the log says: whoever can make the switch write lines, strangers among them, doesn't fill a disk."""
+"""Bounds the log: callers that make the switch write lines, strangers among them, don't fill a disk."""
 
 import logging
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ LINES_PER_S = 1.0  # pass from then on: of the longest usual lines, 20 MB a day 
 @dataclass
 class _Kind:
     tokens: float  # how many lines could pass at once
-    then: float  # when it had so many tokens
+    then: float  # when it had these tokens
     left_out: int = 0
     last: logging.LogRecord | None = None  # the last line that was left out
 

@@ -22,7 +22,7 @@ from jax_passing.switch.server.control_plane import ControlPlane
 log = logging.getLogger("jax_passing.switch")
 
 FIRST_MESSAGE_S = 10.0
-# Whoever speaks TLS says so at once. From others we would hear nothing: they wait for our greeting.
+# A caller that speaks TLS says so at once. From others we would hear nothing: they wait for our greeting.
 PLAIN_GREETING_S = 0.5
 
 

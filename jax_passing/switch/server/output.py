@@ -1,4 +1,4 @@
-"""A switch prints and logs through here, and never waits for whoever reads it: all jobs would wait, too."""
+"""A switch prints and logs through here, and never waits for its readers: all jobs would wait, too."""
 
 import logging
 import os
@@ -7,7 +7,7 @@ import stat
 from contextlib import suppress
 from typing import TextIO
 
-_PIECE_BYTES = 4096  # a pipe that takes anything takes so many bytes at once
+_PIECE_BYTES = 4096  # a pipe that takes anything takes these bytes at once
 
 
 class LogHandler(logging.Handler):

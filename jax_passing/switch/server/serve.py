@@ -17,7 +17,7 @@ from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.data_planes.device import read_device
 from jax_passing.switch.data_planes.ebpf import EbpfDataPlane
 from jax_passing.switch.data_planes.p4 import P4DataPlane
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError
 from jax_passing.switch.data_planes.pipelines.bmv2 import Bmv2
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from jax_passing.switch.data_planes.tofino import TofinoDataPlane
@@ -68,7 +68,7 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
 
         pipeline = P4Runtime(device)
         return (TofinoDataPlane if pipeline.has_table("admission") else P4DataPlane)(device, pipeline)
-    except PipelineError as error:
+    except DeviceError as error:
         raise ConfigError(f"Can't serve the device of {settings.device}: {error}.") from error
 
 

@@ -58,7 +58,7 @@ class SwitchSettings:
     parent: Peer | None = None
     """The switch one level up, which adds the sums of this one to those of others; None: this one is the root."""
     key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
-    """Whoever joins must have its job's key, which is derived from the key in this file. All switches of a tree have
+    """Hosts must have their job's key, which is derived from the key in this file. All switches of a tree have
     the same one. None: anybody may join."""
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -22,6 +23,7 @@ def fake_ssh(tmp_path):
 while [ "$1" = -o ]; do shift 2; done
 machine=$1; shift
 if [ "$machine" = away ]; then echo "ssh: connect to host away port 22: No route to host" >&2; exit 255; fi
+if [ "$machine" = bare ]; then exec /bin/sh -c "/nonexistent$*"; fi
 setsid --wait env -i PATH="$PATH" FAKE_MACHINE="$machine" sh -c "$*" < <(cat)
 """
     )
@@ -60,6 +62,20 @@ def test_a_machine_that_cant_be_reached_is_named(script, fake_ssh):
     assert ended.returncode == 255
     assert "[rank 1] ssh: connect to host away port 22: No route to host" in ended.stdout
     assert "rank 1 can't be started: ssh doesn't reach away, or lost it (exit code 255)" in ended.stdout
+    assert "`ssh away true` must work" in ended.stdout
+
+
+def test_a_machine_without_our_python_is_named(script, fake_ssh):
+    ended = launch(*NO_SWITCH, "--hosts", "a,bare", script("time.sleep(60)"), **fake_ssh)
+    assert ended.returncode == 127
+    assert f"there is no {sys.executable} on bare (exit code 127)" in ended.stdout
+    assert "under the same path there" in ended.stdout
+
+
+def test_this_machine_is_reached_without_ssh(script):
+    ended = launch(*NO_SWITCH, "--hosts", "127.0.0.1,localhost", script("print(rank)"), PATH="/nonexistent")
+    assert ended.returncode == 0, ended
+    assert sorted(ended.stdout.splitlines()) == ["[rank 0] 0", "[rank 1] 1"]
 
 
 def test_a_pipe_to_ssh_that_breaks_ends_nothing(script):

@@ -7,7 +7,7 @@ from pathlib import Path
 from jax_passing.protocol.packet import PORT
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.p4 import P4DataPlane
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError
 from jax_passing.switch.data_planes.pipelines.bmv2 import Bmv2
 from support.net import namespaces
 from support.p4 import network
@@ -56,7 +56,7 @@ class Switch:
         while True:
             try:
                 return self._attach()
-            except PipelineError:
+            except DeviceError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)

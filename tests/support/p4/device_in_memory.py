@@ -1,7 +1,7 @@
 """Keeps the tables of a device in memory, which a test may lose at any time."""
 
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError
 
 
 class DeviceInMemory:
@@ -19,7 +19,7 @@ class DeviceInMemory:
     def _touch(self):
         if self.refuses_after is not None:
             if self.refuses_after == 0:
-                raise PipelineError("it is off")
+                raise DeviceError("it is off")
             self.refuses_after -= 1
 
     def attach(self):
@@ -29,7 +29,7 @@ class DeviceInMemory:
 
     def check_control(self):
         if self.taken:
-            raise PipelineError(self.taken)
+            raise DeviceError(self.taken)
 
     def insert(self, entry):
         self._touch()

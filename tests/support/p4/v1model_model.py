@@ -10,7 +10,7 @@ from jax_passing.protocol.packet import PORT
 from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.p4 import P4DataPlane
-from jax_passing.switch.data_planes.pipeline import Entry, PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError, Entry
 from support.net.frames import checksum
 from support.p4 import network
 from support.p4.interpreter import Machine, PacketIn, TooShortError, concatenated, copied, emitted
@@ -148,7 +148,7 @@ class InterpretedPipeline:
             widths = [bits.width for _, known, bits in self._action(entry).parameters if known == name]
             number.to_bytes((widths[0] + 7) // 8, "big")  # raises OverflowError
         if any(other[1] == row[1] for other in table.rows):
-            raise PipelineError(f"{entry.table} has such a row")
+            raise DeviceError(f"{entry.table} has such a row")
         table.rows.append(row)
 
     def _action(self, entry: Entry) -> Any:

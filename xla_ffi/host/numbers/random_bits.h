@@ -16,7 +16,7 @@ namespace passing::kernels {
 // fills whole vectors.
 inline constexpr uint32_t kTileCalls = 16, kTileElements = 8 * kTileCalls;
 
-// Writes the bits of so many tiles of a block, 64 words each. Word w of a tile's call n stands at 16 w + n.
+// Writes the bits of `tiles` tiles of a block, 64 words each. Word w of a tile's call n stands at 16 w + n.
 static PASSING_CLONES void RandomTiles(uint64_t key, uint64_t block, uint32_t first_tile, uint32_t tiles,
                                        uint32_t* __restrict words) {
   for (uint32_t tile = 0; tile < tiles; ++tile) {

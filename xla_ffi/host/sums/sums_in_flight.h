@@ -24,7 +24,7 @@ class SumsInFlight {
   std::unique_ptr<SumPass> TakeFirst();
 
   bool empty() const { return sums_.empty(); }
-  // The sum whose name is part of this segment's; it need not have so many segments. Null if it isn't here.
+  // Finds a sum by its name in this segment's; the segment may be out of its range. Null if it isn't here.
   SumPass* Find(const SegmentId& id) const;
   // The sum with the fewest segments left to place, of several the one that was added first: a small one isn't stuck
   // behind a large one. Only those whose next segment is ready. Null if there is none.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax_passing.config import address_text
-from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, only_one
+from jax_passing.switch.data_planes.pipeline import DeviceError, Entry, only_one
 from jax_passing.switch.data_planes.pipelines.thrift import ThriftClient, ThriftError
 
 CONTEXT = 0
@@ -22,7 +22,7 @@ def _the(kind: str, rows: Sequence[Mapping[str, Any]], name: str) -> Mapping[str
 
 
 class Bmv2:
-    """Connects when it is made. Raises PipelineError, as all methods do."""
+    """Connects when it is made. Raises DeviceError, as all methods do."""
 
     def __init__(self, address: tuple[str, int]):
         self._name = address_text(*address)
@@ -43,10 +43,10 @@ class Bmv2:
         except OSError as error:
             raise self._no_answer(error) from error
         except ThriftError as error:
-            raise PipelineError(f"simple_switch at {self._name}: {error} {arguments[1:3]}") from error
+            raise DeviceError(f"simple_switch at {self._name}: {error} {arguments[1:3]}") from error
 
-    def _no_answer(self, error: OSError) -> PipelineError:
-        return PipelineError(f"no answer from simple_switch's Thrift server at {self._name}: {error}")
+    def _no_answer(self, error: OSError) -> DeviceError:
+        return DeviceError(f"no answer from simple_switch's Thrift server at {self._name}: {error}")
 
     def _standard(self, method: str, *arguments: Any) -> Any:
         return self._call("standard", method, *arguments)
@@ -60,7 +60,7 @@ class Bmv2:
             self._program = json.loads(self._standard("bm_get_config"))
             self._tables = [table for pipeline in self._program["pipelines"] for table in pipeline["tables"]]
         except (ValueError, KeyError) as error:
-            raise PipelineError(f"simple_switch at {self._name} runs no program") from error
+            raise DeviceError(f"simple_switch at {self._name} runs no program") from error
 
     @property
     def lanes(self) -> int:
@@ -76,7 +76,7 @@ class Bmv2:
         for row in self._program["header_types"]:
             if row["name"] == type_name:
                 return {name: bits for name, bits, *_ in row["fields"]}
-        raise PipelineError(f"the device's program has no header {header}: is it the one in p4/?")
+        raise DeviceError(f"the device's program has no header {header}: is it the one in p4/?")
 
     def attach(self) -> None:
         self._read_program()
@@ -95,14 +95,14 @@ class Bmv2:
             self._replication("bm_mc_mgrp_destroy", group["id"])
 
     def _filled_tables(self) -> list[str]:
-        """Returns all tables but those that the program fills. The mark's is the last one: what is left if clearing
+        """Returns all tables but those that the program fills. The mark's is the last one, which is left if clearing
         fails is ours."""
         names = [table["name"] for table in self._tables if table["key"] and "entries" not in table]
         return sorted(names, key=lambda name: name.endswith("." + self._mark.table))
 
     def check_control(self) -> None:
         if not self._has_mark() and any(self._count(name) for name in self._filled_tables()):
-            raise PipelineError(
+            raise DeviceError(
                 f"simple_switch at {self._name} has another control plane, which came later: stop that one, then start "
                 "this one again, or leave the device to it"
             )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from jax_passing.switch.data_planes.pipeline import PipelineError, only_one
+from jax_passing.switch.data_planes.pipeline import DeviceError, only_one
 from jax_passing.switch.data_planes.pipelines import protobuf
 
 # Fields of p4.config.v1.P4Info, and of what it consists of.
@@ -13,7 +13,7 @@ _TABLES, _ACTIONS, _COUNTERS, _REGISTERS = 2, 3, 5, 11
 _PREAMBLE, _SIZE = 1, 3
 _ID, _NAME = 1, 2
 _PARTS, _BITWIDTH = 2, 4  # match fields of a table, parameters of an action
-_TYPE, _TYPE_INFO = 2, 200  # what a register holds, and the structs that it may name
+_TYPE, _TYPE_INFO = 2, 200  # a register's type, and the structs that it may name
 _BITSTRING, _STRUCT = 1, 4
 
 
@@ -27,7 +27,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Thing:
-    """A thing is a table or action with its parts, or a counter or register of so many cells."""
+    """A thing is a table or action with its parts, or a counter or register with its number of cells."""
 
     name: str
     number: int
@@ -40,7 +40,7 @@ _name_of = attrgetter("name")
 
 
 class P4Info:
-    """Reads the file. Raises PipelineError if it is none."""
+    """Reads the file. Raises DeviceError if it is none."""
 
     def __init__(self, path: str | Path):
         try:
@@ -53,7 +53,7 @@ class P4Info:
             structs = _struct_bits(info)
             self._registers = [_register(message, structs) for message in protobuf.messages(info, _REGISTERS)]
         except (OSError, ValueError) as error:
-            raise PipelineError(f"can't read the binary P4Info {path}: {error}") from error
+            raise DeviceError(f"can't read the binary P4Info {path}: {error}") from error
 
     @property
     def lanes(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jax_passing.switch.data_planes.device import Device
-from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, UnreadableError
+from jax_passing.switch.data_planes.pipeline import DeviceError, Entry, UnreadableError
 from jax_passing.switch.data_planes.pipelines import protobuf
 from jax_passing.switch.data_planes.pipelines.p4info import P4Info, Part, Thing
 from jax_passing.switch.data_planes.pipelines.protobuf import encode
@@ -56,7 +56,7 @@ def _listen(call: Any, answers: Answers) -> None:
     threading.Thread(target=read, name="jax_passing-p4runtime", daemon=True).start()
 
 
-class CallError(PipelineError):
+class CallError(DeviceError):
     """A call failed; `code` says how."""
 
     def __init__(self, message: str, code: Any):
@@ -79,25 +79,25 @@ def _status(error: Any) -> tuple[Any, str]:
 
 
 class P4Runtime:
-    """Connects when it is made. Raises PipelineError, as all methods do."""
+    """Connects when it is made. Raises DeviceError, as all methods do."""
 
     def __init__(self, device: Device):
         if grpc is None:
-            raise PipelineError("P4Runtime needs grpcio: pip install grpcio")
+            raise DeviceError("P4Runtime needs grpcio: pip install grpcio")
         if not device.program or not device.p4info or device.lanes is None:
-            raise PipelineError("the device file has no program, p4info or lanes, which P4Runtime needs")
+            raise DeviceError("the device file has no program, p4info or lanes, which P4Runtime needs")
         self._name = device.runtime
         self._device_id = device.device_id
         self._info = P4Info(device.p4info)
         if self._info.lanes not in (0, device.lanes):  # 0: it doesn't tell
-            raise PipelineError(
+            raise DeviceError(
                 f"the device file says that packets have {device.lanes} lanes, but the program has {self._info.lanes}, "
                 f"says {device.p4info}: set lanes = {self._info.lanes}, or name the files of the other program"
             )
         try:
             self._program = Path(device.program).read_bytes()
         except OSError as error:
-            raise PipelineError(f"can't read the program: {error}") from error
+            raise DeviceError(f"can't read the program: {error}") from error
         self.lanes = device.lanes
         self._groups: dict[int, bytes] = {}
         # The highest election id controls the device: later controllers win over earlier ones.
@@ -148,13 +148,13 @@ class P4Runtime:
         try:
             answer = answers.get(timeout=TIMEOUT_S)
         except queue.Empty:
-            raise PipelineError(f"no answer from the P4Runtime server at {self._name}") from None
+            raise DeviceError(f"no answer from the P4Runtime server at {self._name}") from None
         self._check_controls(answer)
 
     def _check_controls(self, answer: bytes | Exception | None) -> None:
         """Checks `answer`, which came from the stream."""
         if answer is None:
-            raise PipelineError(f"the P4Runtime server at {self._name} ended the stream that says who controls it")
+            raise DeviceError(f"the P4Runtime server at {self._name} ended the stream that says who controls it")
         if isinstance(answer, Exception):
             raise self._error("StreamChannel", answer)
         message = protobuf.decode(answer)
@@ -163,16 +163,16 @@ class P4Runtime:
         arbitration = protobuf.decode(protobuf.data(message, 1))
         status = protobuf.decode(protobuf.data(arbitration, 4))
         if protobuf.number(status, 1) != 0:
-            raise PipelineError(f"{self._name} has another controller: {protobuf.text(status, 2)}")
+            raise DeviceError(f"{self._name} has another controller: {protobuf.text(status, 2)}")
 
     def check_control(self) -> None:
         try:
             while not self._lost and not self._answers.empty():
                 self._check_controls(self._answers.get())
-        except PipelineError as error:
+        except DeviceError as error:
             self._lost = str(error)
         if self._lost:
-            raise PipelineError(self._lost)
+            raise DeviceError(self._lost)
 
     def _end_stream(self) -> None:
         if self._stream is not None:

@@ -11,7 +11,7 @@ from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes import p4
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent, SlotVersion
 from jax_passing.switch.data_planes.device import Device, Neighbour
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError
 from support.p4.device_in_memory import DeviceInMemory
 
 MAC = 0x020000000000
@@ -124,7 +124,7 @@ def test_what_a_slot_version_holds(data_plane, device):
 
 def test_a_host_that_the_device_never_saw(data_plane, device):
     tables = {name: dict(rows) for name, rows in device.tables.items()}
-    with pytest.raises(PipelineError, match="has seen no packet of 10.0.0.3"):
+    with pytest.raises(DeviceError, match="has seen no packet of 10.0.0.3"):
         data_plane.add_job(JobSlots(7, 3, 8, 4, (("10.0.0.1", 1001), ("10.0.0.3", 1003))))
     assert device.tables == tables
     assert data_plane.check() == ""
@@ -159,7 +159,7 @@ def test_a_restart_with_another_build_is_no_replacement(data_plane, device, chan
     vars(device).update(change)
     assert "it was restarted" in data_plane.check()
     assert data_plane.check() == ""
-    with pytest.raises(PipelineError, match="runs another build of the program, with"):
+    with pytest.raises(DeviceError, match="runs another build of the program, with"):
         data_plane.add_job(JOB)
     assert (data_plane.lanes_per_chunk, data_plane.slot_total) == (64, 32)
     vars(device).update(first)
@@ -173,7 +173,7 @@ def test_a_program_of_another_version_is_no_replacement(data_plane, device):
     device.restart()
     device.verdicts.pop()
     assert "it was restarted" in data_plane.check()
-    with pytest.raises(PipelineError, match=rf"it counts {len(VERDICTS) - 1} verdicts instead of {len(VERDICTS)}"):
+    with pytest.raises(DeviceError, match=rf"it counts {len(VERDICTS) - 1} verdicts instead of {len(VERDICTS)}"):
         data_plane.add_job(JOB)
 
 
@@ -185,7 +185,7 @@ def test_an_outage(data_plane, device):
     assert data_plane.check() == "it is off"
     assert data_plane.check() == ""
     assert data_plane.stats()["answered"] == 16
-    with pytest.raises(PipelineError, match="was lost: it is off"):
+    with pytest.raises(DeviceError, match="was lost: it is off"):
         data_plane.add_job(JOB)
     device.refuses_after = None
     assert data_plane.check() == ""
@@ -197,11 +197,11 @@ def test_another_control_plane_keeps_what_it_took(data_plane, device):
     data_plane.add_job(JOB)
     device.taken = "it has another one"
     before = copy.deepcopy((device.tables, device.groups))
-    with pytest.raises(PipelineError, match="it has another one"):
+    with pytest.raises(DeviceError, match="it has another one"):
         data_plane.add_job(replace(JOB, job=8, slot_first=16))
     assert data_plane.check() == "it has another one"
     assert data_plane.check() == ""
-    with pytest.raises(PipelineError, match="was lost: it has another one"):
+    with pytest.raises(DeviceError, match="was lost: it has another one"):
         data_plane.add_job(JOB)
     assert (device.tables, device.groups) == before
     device.taken = ""
@@ -209,7 +209,7 @@ def test_another_control_plane_keeps_what_it_took(data_plane, device):
     data_plane.add_job(JOB)
     device.taken = "it has another one"
     before = copy.deepcopy((device.tables, device.groups))
-    with pytest.raises(PipelineError, match="it has another one"):
+    with pytest.raises(DeviceError, match="it has another one"):
         data_plane.remove_job(7)
     assert (device.tables, device.groups) == before
 
@@ -233,9 +233,9 @@ def test_a_join_that_fails_halfway_costs_the_other_jobs_but_no_later_one(data_pl
     other = JobSlots(8, 1, 16, 4, JOB.addresses)
     data_plane.add_job(other)
     device.refuses_after = calls
-    with pytest.raises(PipelineError, match="it is off"):
+    with pytest.raises(DeviceError, match="it is off"):
         data_plane.add_job(JOB)
-    with pytest.raises(PipelineError, match="was lost: it is off"):
+    with pytest.raises(DeviceError, match="was lost: it is off"):
         data_plane.add_job(JOB)
     device.refuses_after = None
     assert data_plane.check() == "it is off"
@@ -244,7 +244,7 @@ def test_a_join_that_fails_halfway_costs_the_other_jobs_but_no_later_one(data_pl
     assert data_plane.check() == ""
 
 
-@pytest.mark.parametrize("error", [PipelineError("table full"), OverflowError("too big")], ids=repr)
+@pytest.mark.parametrize("error", [DeviceError("table full"), OverflowError("too big")], ids=repr)
 @pytest.mark.parametrize("where", ["group", "receiver", "worker", "parent", "job"])
 def test_a_job_that_is_refused_leaves_nothing_and_others_run(data_plane, device, where, error):
     other = JobSlots(8, 1, 16, 4, JOB.addresses)
@@ -266,8 +266,8 @@ def test_a_job_that_is_refused_leaves_nothing_and_others_run(data_plane, device,
 def test_a_row_that_is_there_though_its_insertion_failed(data_plane, device):
     data_plane.add_job(JobSlots(8, 1, 16, 4, JOB.addresses))
     device.tables["job"][7,] = ("set_job", {})
-    device.refused = {"job": PipelineError("no answer")}
-    with pytest.raises(PipelineError, match="no answer"):
+    device.refused = {"job": DeviceError("no answer")}
+    with pytest.raises(DeviceError, match="no answer"):
         data_plane.add_job(JOB)
     assert data_plane.check() == "its table job has 2 rows instead of 1"
     data_plane.add_job(JOB)
@@ -280,7 +280,7 @@ def test_more_jobs_than_the_tables_hold(data_plane, device, monkeypatch):
     for number in (1, 2):
         data_plane.add_job(replace(JOB, job=number, slot_first=4 * number))
     before = copy.deepcopy((device.tables, device.groups))
-    with pytest.raises(PipelineError, match="its tables have room for 2 jobs, which are running"):
+    with pytest.raises(DeviceError, match="its tables have room for 2 jobs, which are running"):
         data_plane.add_job(replace(JOB, job=3, slot_first=12))
     assert (device.tables, device.groups) == before
     assert data_plane.check() == ""
@@ -294,7 +294,7 @@ def test_a_removal_that_fails_halfway_likewise(data_plane, device, calls):
     for job in (JOB, other):
         data_plane.add_job(job)
     device.refuses_after = calls
-    with pytest.raises(PipelineError, match="it is off"):
+    with pytest.raises(DeviceError, match="it is off"):
         data_plane.remove_job(7)
     data_plane.remove_job(7)
     device.refuses_after = None

@@ -6,7 +6,7 @@ from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes import tofino_admission
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent, SlotVersion
 from jax_passing.switch.data_planes.device import Device, Neighbour
-from jax_passing.switch.data_planes.pipeline import PipelineError
+from jax_passing.switch.data_planes.pipeline import DeviceError
 from jax_passing.switch.data_planes.tofino import TofinoDataPlane
 
 MAC = 0x020000000000
@@ -119,5 +119,5 @@ def test_slot_version(device):
 
 def test_machines_are_listed(device):
     data_plane = TofinoDataPlane(DEVICE, device)
-    with pytest.raises(PipelineError, match=r"list 10\.0\.0\.3 among the neighbours"):
+    with pytest.raises(DeviceError, match=r"list 10\.0\.0\.3 among the neighbours"):
         data_plane.add_job(JobSlots(8, 1, 0, 4, (("10.0.0.3", 1),)))

@@ -11,7 +11,7 @@ from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes.data_plane import JobSlots
 from jax_passing.switch.data_planes.device import Device, Neighbour
 from jax_passing.switch.data_planes.p4 import P4DataPlane
-from jax_passing.switch.data_planes.pipeline import Entry, PipelineError, UnreadableError
+from jax_passing.switch.data_planes.pipeline import DeviceError, Entry, UnreadableError
 from jax_passing.switch.data_planes.pipelines.p4runtime import P4Runtime
 from jax_passing.switch.data_planes.pipelines.protobuf import data, decode, encode, messages, number
 
@@ -96,7 +96,7 @@ def test_slots_where_the_server_reads_registers_and_where_it_does_not(server, de
 def test_a_host_that_is_not_listed_where_the_server_does_not_read_registers(server, device, pipeline):
     plane = P4DataPlane(device, pipeline)
     before = dict(server.entries)
-    with pytest.raises(PipelineError, match=r"can't tell where 10.0.0.3 is, so it must be listed among the neighbours"):
+    with pytest.raises(DeviceError, match=r"can't tell where 10.0.0.3 is, so it must be listed among the neighbours"):
         plane.add_job(replace(JOB, addresses=(*JOB.addresses, ("10.0.0.3", 1003))))
     assert server.entries == before
     plane.add_job(JOB)  # served as before
@@ -129,7 +129,7 @@ def test_a_call_that_does_not_end_is_given_up(pipeline, monkeypatch):
     monkeypatch.setattr("jax_passing.switch.data_planes.pipelines.p4runtime.STUCK_S", 0.05)
     with monkeypatch.context() as patch:
         patch.setattr(pipeline._channel, "unary_stream", lambda method: lambda request, timeout: call)
-        with pytest.raises(PipelineError, match="Read: UNAVAILABLE gone"):
+        with pytest.raises(DeviceError, match="Read: UNAVAILABLE gone"):
             pipeline.entry_count("own_address")
 
 
@@ -142,13 +142,13 @@ def test_a_server_that_lost_its_tables_and_one_that_is_gone(server, device, pipe
     plane.add_job(JOB)
     server.stop()
     assert "UNAVAILABLE" in plane.check()
-    with pytest.raises(PipelineError, match="UNAVAILABLE"):
+    with pytest.raises(DeviceError, match="UNAVAILABLE"):
         plane.add_job(JOB)
 
 
 def test_another_controller(server, device, pipeline):
     server.refuses = True
-    with pytest.raises(PipelineError, match="has another controller: another one"):
+    with pytest.raises(DeviceError, match="has another controller: another one"):
         pipeline.attach()
 
 
@@ -169,7 +169,7 @@ def test_another_controller_that_comes_later(server, device, pipeline, monkeypat
 def test_what_the_server_refuses_is_told(server, device, pipeline):
     plane = P4DataPlane(device, pipeline)
     server.elected = b"x"
-    with pytest.raises(PipelineError, match="Write: PERMISSION_DENIED not the controller"):
+    with pytest.raises(DeviceError, match="Write: PERMISSION_DENIED not the controller"):
         plane.add_job(JOB)
 
 
@@ -180,7 +180,7 @@ def test_a_group_that_the_server_refuses_costs_no_other_job(server, device, pipe
     server.is_full = True
     before = dict(server.entries), dict(server.groups)
     other = replace(JOB, job=8, slot_first=16)
-    with pytest.raises(PipelineError, match="Write: RESOURCE_EXHAUSTED no room"):
+    with pytest.raises(DeviceError, match="Write: RESOURCE_EXHAUSTED no room"):
         plane.add_job(other)
     assert (server.entries, server.groups) == before
     assert plane.check() == ""
@@ -192,7 +192,7 @@ def test_a_group_whose_insertion_was_not_answered_is_replaced(server, device, pi
     monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
     plane = P4DataPlane(device, pipeline)
     server.is_mute = True
-    with pytest.raises(PipelineError, match="Write: DEADLINE_EXCEEDED too late"):
+    with pytest.raises(DeviceError, match="Write: DEADLINE_EXCEEDED too late"):
         plane.add_job(replace(JOB, addresses=JOB.addresses[:1]))
     assert server.groups[2] == [(0, 0)]
     server.is_mute = False
@@ -222,10 +222,10 @@ def test_a_device_file_that_lacks_something(device, tmp_path):
         ({"p4info": str(tmp_path / "x")}, "can't read the binary P4Info"),
         ({"program": str(tmp_path / "x")}, "can't read the program"),
     ):
-        with pytest.raises(PipelineError, match=message):
+        with pytest.raises(DeviceError, match=message):
             P4Runtime(structs.replace(device, **changes))
     (tmp_path / "p4info").write_bytes(b"tables {")
-    with pytest.raises(PipelineError, match="can't read the binary P4Info"):
+    with pytest.raises(DeviceError, match="can't read the binary P4Info"):
         P4Runtime(device)
 
 
@@ -233,7 +233,7 @@ def test_a_device_file_that_lacks_something(device, tmp_path):
 def test_other_lanes_than_the_program_has(device, tmp_path, lanes):
     (tmp_path / "p4info").write_bytes(p4info(lanes))
     P4Runtime(device).close()
-    with pytest.raises(PipelineError, match=r"have 32 lanes, but the program has 64.*: set lanes = 64"):
+    with pytest.raises(DeviceError, match=r"have 32 lanes, but the program has 64.*: set lanes = 64"):
         P4Runtime(structs.replace(device, lanes=32))
     (tmp_path / "p4info").write_bytes(p4info([]))  # a Tofino's own form doesn't tell
     P4Runtime(structs.replace(device, lanes=32)).close()
