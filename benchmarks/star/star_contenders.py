@@ -85,17 +85,17 @@ def start_checked(running: Running) -> None:
 
 def start_int16(running: Running) -> None:
     """Floats travel as 16 bits."""
-    start_passing(running, JAX_PASSING_WIRE="int16")
+    start_passing(running, JAX_PASSING_WIRE_DTYPE="int16")
 
 
 def start_int8(running: Running) -> None:
     """Floats travel as 8 bits."""
-    start_passing(running, JAX_PASSING_WIRE="int8")
+    start_passing(running, JAX_PASSING_WIRE_DTYPE="int8")
 
 
 def start_int4(running: Running) -> None:
     """Floats travel as 4 bits."""
-    start_passing(running, JAX_PASSING_WIRE="int4")
+    start_passing(running, JAX_PASSING_WIRE_DTYPE="int4")
 
 
 def start_passing(running: Running, *flags: str, **of_ranks: str) -> None:
@@ -241,9 +241,9 @@ CONTENDERS = {
     "key": Contender("jax_passing.psum, with a key", start_with_a_key, once, "passing"),
     "checked": Contender("jax_passing.psum, sums checked", start_checked, once, "passing"),
     "ebpf": Contender("jax_passing.psum, switch in eBPF", start_ebpf, once, "passing"),
-    "int16": Contender("jax_passing.psum, wire int16", start_int16, narrow(16), "passing", wire="int16"),
-    "int8": Contender("jax_passing.psum, wire int8", start_int8, narrow(8), "passing", wire="int8"),
-    "int4": Contender("jax_passing.psum, wire int4", start_int4, narrow(4), "passing", wire="int4"),
+    "int16": Contender("jax_passing.psum, wire_dtype int16", start_int16, narrow(16), "passing", wire_dtype="int16"),
+    "int8": Contender("jax_passing.psum, wire_dtype int8", start_int8, narrow(8), "passing", wire_dtype="int8"),
+    "int4": Contender("jax_passing.psum, wire_dtype int4", start_int4, narrow(4), "passing", wire_dtype="int4"),
     "passing-l2": Contender("jax_passing.psum", start_passing, once, "passing", 2),
     "for-jax": Contender("lax.psum over our switch", start_for_jax, once, "passing"),
     "gloo": Contender("lax.psum over gloo", start_gloo, ring, "native"),

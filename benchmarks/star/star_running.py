@@ -42,7 +42,7 @@ class Contender:
     strategy: Strategy | None
     devices: int = 1
     switch_hosts: Callable[[int], Sequence[int]] = lambda hosts: [SWITCH]
-    wire: str = "full"
+    wire_dtype: str = "full"
 
     def limit_s(self, size: int, hosts: int, gbit: float) -> float | None:
         """None on links that aren't shaped."""
@@ -61,7 +61,7 @@ class Contender:
             colocated=any(host < hosts for host in at_hosts),
             shared_cores=os.cpu_count() or 1,
         )
-        return predict(cluster, self.strategy, sum(tensors.elements), tensors.dtype, self.wire).time_s
+        return predict(cluster, self.strategy, sum(tensors.elements), tensors.dtype, self.wire_dtype).time_s
 
 
 @dataclass(frozen=True)

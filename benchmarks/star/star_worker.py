@@ -64,11 +64,11 @@ def value_sum(np: Any, index: Any, members: int, iteration: Any, dtype: str) -> 
     return scattered * sum(member % 4 + 1 for member in range(members)) + members * (members - 1) // 2
 
 
-def tolerance(wire: str, ranks: int) -> float:
+def tolerance(wire_dtype: str, ranks: int) -> float:
     """Returns by how much a sum may be off (docs/internals/fixed_point.md): nothing, unless it travels on few bits."""
-    if wire == "full":
+    if wire_dtype == "full":
         return 0.0
-    largest = (2 ** (int(wire.removeprefix("int")) - 1) - 1) // ranks
+    largest = (2 ** (int(wire_dtype.removeprefix("int")) - 1) - 1) // ranks
     return ranks * 2 * (4 * VALUES["float32"] + ranks) / largest
 
 
@@ -82,7 +82,7 @@ class JaxProgram(Program):
 
         local = jax.local_device_count()
         members = local * arguments.ranks
-        allowed = tolerance(os.environ.get("JAX_PASSING_WIRE", "full"), arguments.ranks)
+        allowed = tolerance(os.environ.get("JAX_PASSING_WIRE_DTYPE", "full"), arguments.ranks)
         mesh = jax.sharding.Mesh(jax.devices() if spans else jax.local_devices(), ("d",))
         first = 0 if spans else arguments.rank * local
 

@@ -78,9 +78,9 @@ def main() -> None:
     for hosts, own in found.items():
         print(hosts, "hosts:", *(f"{scheme} {one.efficiency:.1%}" for scheme, one in own.items()))
     print_paces()
-    for wire in ("full", "int16", "int8", "int4"):
-        time_s = predict(Cluster(4, link_gbit=1.0), "passing", GPT2_SMALL, wire=wire).time_s
-        print(f"gradients of GPT-2 small, four hosts at 1 Gbit/s, {wire}: {time_s:.2f} s")
+    for wire_dtype in ("full", "int16", "int8", "int4"):
+        time_s = predict(Cluster(4, link_gbit=1.0), "passing", GPT2_SMALL, wire_dtype=wire_dtype).time_s
+        print(f"gradients of GPT-2 small, four hosts at 1 Gbit/s, {wire_dtype}: {time_s:.2f} s")
     if arguments.plot:
         draw(found, arguments.plot)
 

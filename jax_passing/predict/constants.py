@@ -5,10 +5,10 @@ LANE_BYTES = {
     "uint8": 4 / 3, "uint16": 8 / 3, "uint32": 4, "uint64": 12, "bfloat16": 2, "float16": 4, "float32": 4, "float64": 8,
     "complex64": 8, "complex128": 16,
 }  # fmt: skip
-"""Bytes of an element on the wire "full" to a switch (docs/internals/fixed_point.md): of up to 16 ranks. More of them
-take more for int8 and uint8, from 129 on for bfloat16, from 258 on for int16 and uint16."""
+"""Bytes of an element with wire dtype "full" to a switch (docs/internals/fixed_point.md): of up to 16 ranks. More of
+them take more for int8 and uint8, from 129 on for bfloat16, from 258 on for int16 and uint16."""
 NARROW_PARTS = {"float32": 1, "float16": 1, "bfloat16": 1, "complex64": 2}
-"""How many integers of a narrow wire an element has there. Other dtypes travel "full"."""
+"""How many integers of a narrow wire dtype an element has there. Other dtypes travel "full"."""
 NATIVE_BYTES = {
     "bool": 4, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
     "bfloat16": 4, "float16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
@@ -36,8 +36,8 @@ RING_STALL = 1.04  # gloo's steps don't overlap altogether: the time of a large 
 UNKNOWN_LINK_GBIT = 10.0  # what `auto` reckons with if no host knows its link
 
 
-def lane_bytes(dtype: str, wire: str = "full") -> float:
+def lane_bytes(dtype: str, wire_dtype: str = "full") -> float:
     """Returns the bytes of an element on its way to a switch."""
-    if wire == "full" or dtype not in NARROW_PARTS:
+    if wire_dtype == "full" or dtype not in NARROW_PARTS:
         return LANE_BYTES[dtype]
-    return int(wire.removeprefix("int")) / 8 * NARROW_PARTS[dtype]
+    return int(wire_dtype.removeprefix("int")) / 8 * NARROW_PARTS[dtype]

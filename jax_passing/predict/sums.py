@@ -88,20 +88,20 @@ def all_costs(cluster: Cluster, schemes: Sequence[str] = tuple(SCHEMES)) -> dict
 
 
 def predict(
-    cluster: Cluster, strategy: Strategy, elements: int, dtype: str = "float32", wire: str = "full"
+    cluster: Cluster, strategy: Strategy, elements: int, dtype: str = "float32", wire_dtype: str = "full"
 ) -> Prediction:
     """Predicts one sum of so many elements of a dtype, on each device. What processors do is taken to shrink as narrow
     lanes do."""
     found = costs(cluster, SCHEME_OF[strategy])
     assert found is not None
-    return found.of(elements * (NATIVE_BYTES[dtype] if strategy == "native" else lane_bytes(dtype, wire)))
+    return found.of(elements * (NATIVE_BYTES[dtype] if strategy == "native" else lane_bytes(dtype, wire_dtype)))
 
 
 def choose(
-    cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtype: str = "float32", wire: str = "full"
+    cluster: Cluster, elements: int, candidates: Sequence[Strategy], dtype: str = "float32", wire_dtype: str = "full"
 ) -> Strategy:
     """Returns the candidate that takes least time; of equals the first of them."""
-    return min(candidates, key=lambda strategy: predict(cluster, strategy, elements, dtype, wire).time_s)
+    return min(candidates, key=lambda strategy: predict(cluster, strategy, elements, dtype, wire_dtype).time_s)
 
 
 def ranks_max(cluster: Cluster) -> int:

@@ -97,7 +97,7 @@ def test_narrow_lanes_take_their_share_of_the_wire():
     cluster = Cluster(4, link_gbit=1.0)
     waits_s = costs(cluster, "passing").waits_s
     full, int16, int8, int4 = (
-        predict(cluster, "passing", S // 4, wire=one) for one in ("full", "int16", "int8", "int4")
+        predict(cluster, "passing", S // 4, wire_dtype=one) for one in ("full", "int16", "int8", "int4")
     )
     for narrow, share in ((int16, 2), (int8, 4), (int4, 8)):
         assert narrow.link_bytes * share == full.link_bytes
