@@ -20,21 +20,25 @@ def choose(given, optimizer, axis):
     name, number, delay = given.pace
     match name:
         case "synchronous" if given.powersgd is not None:
-            return own_gradients(axis), optax.chain(powersgd(axis, given.powersgd, wire=given.wire), optimizer)
+            return own_gradients(axis), optax.chain(
+                powersgd(axis, given.powersgd, wire_dtype=given.wire_dtype), optimizer
+            )
         case "synchronous" if feeds_back(given):
-            return own_gradients(axis), optax.chain(compressed_psum(axis, wire=given.wire), optimizer)
+            return own_gradients(axis), optax.chain(compressed_psum(axis, wire_dtype=given.wire_dtype), optimizer)
         case "synchronous":  # each layer's gradients travel as soon as the backward pass has them
-            return lambda loss_of: jax_passing.overlap(loss_of, axis, wire=given.wire), optimizer
+            return lambda loss_of: jax_passing.overlap(loss_of, axis, wire_dtype=given.wire_dtype), optimizer
         case "stale":
             # Old gradients overshoot at a rate that is right for new ones, so steps are smaller.
             careful = optax.chain(optimizer, optax.scale(2 / (2 + number)))
-            return own_gradients(axis), stale(careful, axis, number, wire=given.wire)
+            return own_gradients(axis), stale(careful, axis, number, wire_dtype=given.wire_dtype)
         case "local-sgd":
             return own_gradients(axis), local_sgd(optimizer, axis, every=number)
         case "diloco":
             # The published momentum is 0.9. Hosts meet too few times in these trainings for that to settle.
             outer = optax.sgd(0.7, momentum=0.5, nesterov=True)
-            return own_gradients(axis), diloco(optimizer, outer, axis, every=number, delay=delay, wire=given.wire)
+            return own_gradients(axis), diloco(
+                optimizer, outer, axis, every=number, delay=delay, wire_dtype=given.wire_dtype
+            )
 
 
 def own_gradients(axis):
@@ -71,12 +75,12 @@ def overlaps(given):
 
 def feeds_back(given):
     """Tells whether what rounding lost is added to the next step's gradients."""
-    return given.wire in ("int8", "int4") and not given.no_error_feedback
+    return given.wire_dtype in ("int8", "int4") and not given.no_error_feedback
 
 
 def add_options(parser, dtype):
     add = parser.add_argument
-    add("--wire", choices=("full", "int16", "int8", "int4"), default="full", help="how numbers travel")
+    add("--wire-dtype", choices=("full", "int16", "int8", "int4"), default="full", help="how numbers travel")
     add("--no-error-feedback", action="store_true", help="doesn't make up for what int8 and int4 lost")
     add("--powersgd", type=int, metavar="RANK", help="sends two factors of this rank for each matrix")
     add(
@@ -105,6 +109,8 @@ def parse(parser):
     name = given.pace[0]
     if given.powersgd is not None and name != "synchronous":
         parser.error("--powersgd goes with no other --pace than synchronous")
-    if name == "local-sgd" and given.wire != "full":
-        parser.error("--pace local-sgd takes no --wire, as it sums parameters; diloco sums differences, and takes one")
+    if name == "local-sgd" and given.wire_dtype != "full":
+        parser.error(
+            "--pace local-sgd takes no --wire-dtype, as it sums parameters; diloco sums differences, and takes one"
+        )
     return given

@@ -3,8 +3,8 @@
     jax-passing run --hosts 2 --devices-per-host 2 examples/train_digits.py
 
 Run by itself (python examples/train_digits.py) it is the same program in a world of one host. Gradients travel in fewer
-bytes with --wire int8, and hosts wait for each other less often with --pace diloco:20; --help has more. Rank 0 reports
-what that does to the accuracy.
+bytes with --wire-dtype int8, and hosts wait for each other less often with --pace diloco:20; --help has more. Rank 0
+reports what that does to the accuracy.
 """
 
 import argparse
@@ -155,7 +155,7 @@ def main(session, given):
     bits = "yes" if alike else "NO" if not passed else "no, nor are they promised"
     print(f"accuracy    {accuracy:.2%} of the test images (at least {ACCURACY:.0%}: {first})")
     print(f"same bits   {bits}, on {device_count} devices of {session.world_size} hosts")
-    if fewer_bytes.overlaps(given) and (given.wire, given.dtype) == ("full", "float32"):
+    if fewer_bytes.overlaps(given) and (given.wire_dtype, given.dtype) == ("full", "float32"):
         passed &= check_reference(params, start, images, labels, given.seed)
     print(f"speed       {(STEPS - 1) / seconds:.0f} steps/s")
     print(f"moved       {sent:.1f} MB sent and {received:.1f} MB received by each host")
@@ -175,7 +175,9 @@ def check_reference(params, start, images, labels, seed):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     fewer_bytes.add_options(parser, dtype="float32")
     given = fewer_bytes.parse(parser)
     with jax_passing.init(axis_name="d", seed=given.seed) as session:

@@ -5,7 +5,7 @@
 Run by itself (python examples/train_gpt2.py) it is the same program in a world of one host. It takes whatever devices
 JAX finds. The text is a file (--text), or all sources of Python's standard library; a token is a byte, in every size.
 Parameters are kept in float32. A step computes with bfloat16 copies of them, so gradients travel in two bytes each, or
-in fewer with --wire int8; and hosts wait for each other less often with --pace diloco:20. --help has more.
+in fewer with --wire-dtype int8; and hosts wait for each other less often with --pace diloco:20. --help has more.
 
 At the end rank 0 reports:
 
@@ -56,7 +56,7 @@ PEAKS = {  # TFLOP/s of dense bfloat16 in NVIDIA's data sheets, by a part of the
     "A100": 312,
 }
 WARM_UPS = 3  # steps that compile, and learn the order of sums
-ALIKE = ("size", "rows", "steps", "wire", "powersgd", "pace", "dtype", "seed")  # of all hosts
+ALIKE = ("size", "rows", "steps", "wire_dtype", "powersgd", "pace", "dtype", "seed")  # of all hosts
 PAIRS = 10  # of steps with sums and without, to compare
 LOOK_STEPS = 20  # between looks at the validation's loss
 TARGET = 2.5
@@ -223,7 +223,9 @@ def main(session, given, text):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     add = parser.add_argument
     add("--size", choices=SIZES, default="tiny")
     add("--rows", type=int, default=8, help="of text, of each device in a step; the same on all hosts")

@@ -1,18 +1,22 @@
 """Reads a host's settings, and the kinds of values that a switch's settings have too: addresses and rates."""
 
+import functools
 import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from msgspec import Meta
 
 from jax_passing import job_names, launchers
 from jax_passing.errors import ConfigError
 from jax_passing.settings_parser import Given, Sources, convert, gather, integer, one_of, parsed
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 PREFIX = "JAX_PASSING_"
 FOR_JAX = PREFIX + "FOR_JAX"  # isn't a setting of a session: it has JAX's own collectives open one
@@ -39,6 +43,18 @@ STRATEGIES = ("passing", "flat", "native", "auto")
 WIRES = ("full", "int16", "int8", "int4")  # how floats travel: docs/internals/fixed_point.md
 RANKS_MAX_OF_WIRE = {"full": RANKS_MAX, "int16": RANKS_MAX, "int8": 127, "int4": 7}  # whose sum has room in the bits
 AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas, since a join has room for so many
+
+
+def wire_dtype_was_wire(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a function of users, so that the former name of its argument is an error that says the new one."""
+
+    @functools.wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if "wire" in kwargs:
+            raise TypeError(f"{function.__name__}: the argument `wire` is called `wire_dtype` now.")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def parse_address(text: str) -> tuple[str, int]:
@@ -160,7 +176,7 @@ class Settings:
     """How long to wait for the switch and the other ranks to appear."""
     strategy: Annotated[str, one_of(STRATEGIES)] = "passing"
     """The strategy of sums that name none: one of STRATEGIES."""
-    wire: Annotated[str, one_of(WIRES)] = "full"
+    wire_dtype: Annotated[str, one_of(WIRES)] = "full"
     """How floats of the sums that don't say so travel: one of WIRES."""
     seed: Annotated[int, integer(0, 2**63 - 1)] = 0
     """The seed of the random rounding of floats that travel as integers of a few bits."""

@@ -79,7 +79,8 @@ def read_toml(path: str | Path, source: str) -> dict[str, Any]:
 
 
 def did_you_mean(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
+    longer = [one for one in known if one.startswith(f"{name}_")]  # a part of the name, as "wire" for "wire_dtype"
+    close = longer if len(longer) == 1 else difflib.get_close_matches(name, known, 1)
     return f"Did you mean {close[0]}?" if close else f"Known are {', '.join(known)}."
 
 

@@ -44,7 +44,7 @@ METHODS = {
     "local_sgd": Method(lambda pace, inner, axis: pace.local_sgd(inner, axis, every=EVERY), Pace(every=EVERY)),
     "diloco": Method(_diloco(), Pace(every=EVERY)),
     "diloco, 2 parts, delay 3": Method(_diloco(fragments=2, delay=3), Pace(3, EVERY, 2)),
-    "diloco, int8": Method(_diloco(wire="int8"), Pace(every=EVERY), share=0.25),
+    "diloco, int8": Method(_diloco(wire_dtype="int8"), Pace(every=EVERY), share=0.25),
     "asynchronous": Method(None),
 }
 

@@ -85,17 +85,17 @@ def start_checked(running: Running) -> None:
 
 def start_int16(running: Running) -> None:
     """Floats travel as 16 bits."""
-    start_passing(running, JAX_PASSING_WIRE="int16")
+    start_passing(running, JAX_PASSING_WIRE_DTYPE="int16")
 
 
 def start_int8(running: Running) -> None:
     """Floats travel as 8 bits."""
-    start_passing(running, JAX_PASSING_WIRE="int8")
+    start_passing(running, JAX_PASSING_WIRE_DTYPE="int8")
 
 
 def start_int4(running: Running) -> None:
     """Floats travel as 4 bits."""
-    start_passing(running, JAX_PASSING_WIRE="int4")
+    start_passing(running, JAX_PASSING_WIRE_DTYPE="int4")
 
 
 def start_passing(running: Running, *flags: str, **of_ranks: str) -> None:

@@ -82,7 +82,7 @@ class JaxProgram(Program):
 
         local = jax.local_device_count()
         members = local * arguments.ranks
-        allowed = tolerance(os.environ.get("JAX_PASSING_WIRE", "full"), arguments.ranks)
+        allowed = tolerance(os.environ.get("JAX_PASSING_WIRE_DTYPE", "full"), arguments.ranks)
         mesh = jax.sharding.Mesh(jax.devices() if spans else jax.local_devices(), ("d",))
         first = 0 if spans else arguments.rank * local
 

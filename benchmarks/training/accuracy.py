@@ -32,15 +32,15 @@ TRAINING_S = 900.0
 METHODS = {
     "float32": "",
     "bfloat16": "--dtype bfloat16",
-    "int16": "--wire int16",
-    "int8, error feedback": "--wire int8",
-    "int4, error feedback": "--wire int4",
-    "int8, none": "--wire int8 --no-error-feedback",
+    "int16": "--wire-dtype int16",
+    "int8, error feedback": "--wire-dtype int8",
+    "int4, error feedback": "--wire-dtype int4",
+    "int8, none": "--wire-dtype int8 --no-error-feedback",
     "PowerSGD, rank 4": "--powersgd 4",
     "stale by 1": "--pace stale:1",
     "local SGD, every 10": "--pace local-sgd:10",
     "DiLoCo, every 20": "--pace diloco:20",
-    "DiLoCo, every 20, int4": "--pace diloco:20 --wire int4",
+    "DiLoCo, every 20, int4": "--pace diloco:20 --wire-dtype int4",
     "DiLoCo, every 20, delay 5": "--pace diloco:20:5",
 }
 BASELINE = "bfloat16"

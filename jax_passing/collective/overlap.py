@@ -10,19 +10,21 @@ from jax_passing.collective.axes import device_count, extent
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import sum_of
 from jax_passing.collective.pvary import pvary
+from jax_passing.config import wire_dtype_was_wire
 
 _Params = TypeVar("_Params")
 _Loss = TypeVar("_Loss")
 _Rest = ParamSpec("_Rest")
 
 
+@wire_dtype_was_wire
 def overlap(
     loss_fn: Callable[Concatenate[_Params, _Rest], _Loss],
     axis_name: Any,
     *,
     has_aux: bool = False,
     strategy: str | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> Callable[Concatenate[_Params, _Rest], tuple[_Loss, _Params]]:
     """Does what `jax.value_and_grad` does for a loss that each device computes from its own part of the batch.
@@ -40,7 +42,7 @@ def overlap(
       axis_name: as for `psum`.
       has_aux: as for `jax.value_and_grad`.
       strategy: how the gradients are summed, as for `psum`.
-      wire: how the gradients travel, as for `psum`. The loss is one number, and always travels "full".
+      wire_dtype: how the gradients travel, as for `psum`. The loss is one number, and always travels "full".
       bucket_bytes: how many of them are summed together, as for `psum`.
 
     Returns:
@@ -59,7 +61,7 @@ def overlap(
         of_module = nnx is not None and isinstance(params, nnx.Module)
 
         def cast(tree: Any) -> Any:
-            return pvary(tree, axis_name, strategy=strategy, wire=wire, bucket_bytes=bucket_bytes)
+            return pvary(tree, axis_name, strategy=strategy, wire_dtype=wire_dtype, bucket_bytes=bucket_bytes)
 
         def share(params: Any) -> tuple[Any, Any]:
             result: Any

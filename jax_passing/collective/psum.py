@@ -16,16 +16,18 @@ from jax_passing.collective.primitives.bucketed_sum import (
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.operands import summand, without_float0
+from jax_passing.config import wire_dtype_was_wire
 
 _T = TypeVar("_T")
 
 
+@wire_dtype_was_wire
 def psum(
     tree: _T,
     axis_name: Any,
     *,
     strategy: str | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> _T:
     """Sums each array of `tree` over the devices along `axis_name`, on all hosts.
@@ -44,9 +46,9 @@ def psum(
       strategy: how the sum is carried out: "passing" (add up inside each host, then in the switch), "flat" (each device
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
         None: as the session says. See docs/train/collectives.md.
-      wire: how float32, float16, bfloat16 and complex64 travel: "full" (with up to 32 bits an element), "int16", "int8"
-        or "int4" (as integers of so many bits, rounded at random so that the sum is right on average; "int8" for at
-        most 127 ranks, "int4" for 7); None: as the session says. Other dtypes are always exact, or "full".
+      wire_dtype: how float32, float16, bfloat16 and complex64 travel: "full" (with up to 32 bits an element), "int16",
+        "int8" or "int4" (as integers of so many bits, rounded at random so that the sum is right on average; "int8" for
+        at most 127 ranks, "int4" for 7); None: as the session says. Other dtypes are always exact, or "full".
       bucket_bytes: leaves of one dtype are summed together, up to so many bytes (the first ones up to 1 MiB), as soon
         as all of them are there: less overlaps more with the rest of the program, more costs less by the byte. No
         result depends on it; it must be the same on all hosts.
@@ -59,22 +61,23 @@ def psum(
       UsageError: without `jax_passing.init`, when a program is compiled (or a Python number is summed); or a leaf has
         another dtype.
       UnvaryingInputError: under `shard_map(check_vma=True)`, a leaf is known to be equal on all devices.
-      ConfigError: the strategy or the wire can't carry out this sum, or nothing says whether the axis goes on over the
-        hosts; the message says what to write.
+      ConfigError: the strategy or the wire_dtype can't carry out this sum, or nothing says whether the axis goes on
+        over the hosts; the message says what to write.
       UsageError: another thread called `init`.
       NameError: an axis is not bound here.
     """
     summed, whole = without_float0(tree)
-    result: _T = whole(sum_of(summed, axis_name, strategy, wire, bucket_bytes, "psum"))
+    result: _T = whole(sum_of(summed, axis_name, strategy, wire_dtype, bucket_bytes, "psum"))
     return result
 
 
+@wire_dtype_was_wire
 def pmean(
     tree: _T,
     axis_name: Any,
     *,
     strategy: str | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> _T:
     """Takes the mean of each array of `tree` over the devices along `axis_name`, on all hosts.
@@ -85,7 +88,7 @@ def pmean(
       tree: as for `psum`.
       axis_name: as for `psum`.
       strategy: as for `psum`.
-      wire: as for `psum`.
+      wire_dtype: as for `psum`.
       bucket_bytes: as for `psum`.
 
     Returns:
@@ -97,7 +100,7 @@ def pmean(
     """
     count = device_count(extent(axis_name), "pmean")
     summed, whole = without_float0(tree)
-    sums = sum_of(summed, axis_name, strategy, wire, bucket_bytes, "pmean")
+    sums = sum_of(summed, axis_name, strategy, wire_dtype, bucket_bytes, "pmean")
     result: _T = whole(jax.tree.map(lambda x: x / count, sums))
     return result
 

@@ -26,6 +26,7 @@ from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf
 from jax_passing.collective.primitives.handles import LeafType
 from jax_passing.collective.primitives.hold import together
 from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, check_dtype, summand
+from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError, UsageError
 
 
@@ -72,12 +73,13 @@ def _flatten(handle: PsumHandle) -> tuple[tuple[Any, ...], _Kind]:
 jax.tree_util.register_pytree_node(PsumHandle, _flatten, lambda kind, tokens: PsumHandle(tuple(tokens), kind))
 
 
+@wire_dtype_was_wire
 def psum_start(
     tree: Any,
     axis_name: Any,
     *,
     strategy: str | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> PsumHandle:
     """Starts the sum of each array of `tree`, as `psum` sums them, and returns without waiting for other hosts.
@@ -92,7 +94,7 @@ def psum_start(
       tree: as for `psum`; Python numbers are arrays here.
       axis_name: as for `psum`.
       strategy: as for `psum`; not "native", as `jax.lax.psum` can't be started apart.
-      wire: as for `psum`.
+      wire_dtype: as for `psum`.
       bucket_bytes: as for `psum`.
 
     Returns: A handle: a pytree of float32 scalars, the same on all devices (for jax.shard_map, P()).
@@ -115,8 +117,8 @@ def psum_start(
     )
     summed_over = _summed_over(along.axes)
     types = tuple(LeafType.of(jax.typeof(array), summed_over) for array in arrays)
-    kind = _Kind(treedef, types, along.axes, strategy, wire, bucket_bytes)
-    carried = check_wire(wire, along, wanted)
+    kind = _Kind(treedef, types, along.axes, strategy, wire_dtype, bucket_bytes)
+    carried = check_wire(wire_dtype, along, wanted)
     site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start", wire=carried)
     how = handles.summing(along, wanted)
     tokens = []
@@ -137,8 +139,8 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
       after: arrays, in a tree, that are computed first. In one program the compiler decides when to wait, unless this
         says it: `psum_done(handle, after=grads)` waits behind the backward pass.
 
-    Returns: What `psum` of the tree would have returned, bit for bit, unless a `wire` rounds at random; zeros for a
-      handle of `no_sum`.
+    Returns: What `psum` of the tree would have returned, bit for bit, unless a `wire_dtype` rounds at random; zeros for
+      a handle of `no_sum`.
 
     Raises:
       UsageError: this is no handle. When it runs: the handle was used before, belongs to a session that is over, or
@@ -176,12 +178,13 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
     return jax.tree.unflatten(kind.treedef, sums)
 
 
+@wire_dtype_was_wire
 def no_sum(
     tree: Any,
     axis_name: Any,
     *,
     strategy: str | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> PsumHandle:
     """Returns the handle of no sum, for the place of a handle before there is one: `psum_done` of it gives zeros at
@@ -191,7 +194,7 @@ def no_sum(
       tree: arrays, or whatever has their shapes and dtypes (jax.ShapeDtypeStruct), as will be given to `psum_start`.
       axis_name: as will be given to `psum_start`, and so are the others. The axis needn't be bound here.
       strategy: as there.
-      wire: as there.
+      wire_dtype: as there.
       bucket_bytes: as there.
 
     Returns: A handle with the structure of `psum_start(tree, axis_name)`.
@@ -209,7 +212,7 @@ def no_sum(
         check_dtype(f"psum_start of {aval.dtype.name}", aval.dtype, path, SUPPORTED_DTYPES)
         dtype = np.dtype(np.int32) if aval.dtype == np.bool_ else aval.dtype
         types.append(LeafType.of(aval, summed_over)._replace(dtype=dtype))
-    kind = _Kind(treedef, tuple(types), axes, strategy, wire, bucket_bytes)
+    kind = _Kind(treedef, tuple(types), axes, strategy, wire_dtype, bucket_bytes)
     return PsumHandle(tuple(jnp.zeros((), np.float32) for _ in kind.buckets()), kind)
 
 

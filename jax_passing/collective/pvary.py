@@ -32,17 +32,19 @@ from jax_passing.collective.primitives.passing_psum import (
     linear_jvp,
     passing_pvary_p,
 )
+from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError, UsageError
 
 _T = TypeVar("_T")
 
 
+@wire_dtype_was_wire
 def pvary(
     tree: _T,
     axis_name: Any,
     *,
     strategy: str | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> _T:
     """Casts arrays that are equal on all devices along `axis_name` to ones that may differ there.
@@ -59,7 +61,7 @@ def pvary(
         would add up all devices.
       axis_name: as for `psum`.
       strategy: how the gradients are summed, as for `psum`.
-      wire: how they travel, as for `psum`.
+      wire_dtype: how they travel, as for `psum`.
       bucket_bytes: how many of them are summed together, as for `psum`.
 
     Returns:
@@ -77,7 +79,7 @@ def pvary(
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
     wanted = check_strategy(strategy, along)
-    wire = check_wire(wire, along, wanted)
+    wire = check_wire(wire_dtype, along, wanted)
     leaves, treedef = jax.tree.flatten(tree)
     indices = [i for i, leaf in enumerate(leaves) if not is_number(leaf)]
     arrays = [jnp.asarray(leaves[i]) for i in indices]

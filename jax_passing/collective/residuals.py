@@ -20,16 +20,18 @@ from jax_passing.collective.primitives.bucketed_sum import (
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.operands import summand, without_float0
+from jax_passing.config import wire_dtype_was_wire
 
 _T = TypeVar("_T")
 
 
+@wire_dtype_was_wire
 def psum_with_residuals(
     tree: _T,
     axis_name: Any,
     *,
     strategy: str | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
     function: str = "psum_with_residuals",
 ) -> tuple[_T, _T]:
@@ -47,7 +49,7 @@ def psum_with_residuals(
       tree: arrays as for `psum`; Python numbers are taken for arrays.
       axis_name: as for `psum`.
       strategy: as for `psum`.
-      wire: as for `psum`.
+      wire_dtype: as for `psum`.
       bucket_bytes: as for `psum`.
       function: what the user called, for errors.
 
@@ -67,7 +69,7 @@ def psum_with_residuals(
     leaves, treedef = jax.tree.flatten(summed)
     paths = paths_of(summed)
     arrays = [summand(leaf, along.axes, function, path) for leaf, path in zip(leaves, paths, strict=True)]
-    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, wire=check_wire(wire, along, wanted))
+    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, wire=check_wire(wire_dtype, along, wanted))
     if not along.axes:
         results = [*arrays, *nothing_lost(arrays, along, site)]
     elif along.local and along.suits_jax:

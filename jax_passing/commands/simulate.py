@@ -56,7 +56,7 @@ def simulate(
         int | None,
         typer.Option(help="A rank has so many chunks in flight at most.", show_default="as many as it takes"),
     ] = None,
-    wire: Annotated[
+    wire_dtype: Annotated[
         str, typer.Option(help="Elements travel to a switch or a server as full, int16, int8 or int4.")
     ] = "full",
     round_trip_us: Annotated[
@@ -108,7 +108,7 @@ def simulate(
             oversubscription=oversubscription,
             loss=loss,
             slots=slots,
-            wire=wire,
+            wire=wire_dtype,
             links_only=links_only,
             in_host_gbit=in_host_gbit,
             round_trip_us=round_trip_us,
@@ -132,7 +132,7 @@ def simulate(
     ):
         raise ConfigError(
             f"None of these clusters can have {', '.join(absent)}. Set --rack-hosts for tree and in-rack; take 2, 4, "
-            "8, ... hosts for halving-doubling, and a wider --wire for more ranks."
+            "8, ... hosts for halving-doubling, and a wider --wire-dtype for more ranks."
         )
     results = simulate_table.Results(
         [train(training, sums) for sums in simulated] if training else simulated, size_bytes, baseline, wanted, training

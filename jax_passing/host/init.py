@@ -11,7 +11,7 @@ from typing import Any
 
 from jax_passing import config
 from jax_passing._compat import jaxprs, patches, process
-from jax_passing.config import address_text
+from jax_passing.config import address_text, wire_dtype_was_wire
 from jax_passing.errors import ConfigError, UsageError
 from jax_passing.host import scope
 from jax_passing.host.session import Session, current
@@ -22,6 +22,7 @@ _lock = threading.Lock()
 _opens_for_jax = False  # this is what the lock is held for
 
 
+@wire_dtype_was_wire
 def init(
     switch: str | None = None,
     *,
@@ -32,7 +33,7 @@ def init(
     warn_s: float | None = None,
     join_deadline_s: float | None = None,
     strategy: str | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     seed: int | None = None,
     link_gbit: float | None = None,
     key_file: str | Path | None = None,
@@ -61,7 +62,7 @@ def init(
       warn_s: after what time to warn about it, and about hosts that don't join.
       join_deadline_s: how long to wait for the switch and the other hosts.
       strategy: of the sums that name none: "passing", "flat", "native" or "auto" (docs/train/collectives.md).
-      wire: how floats travel in the sums that don't say so: "full", "int16", "int8" or "int4"
+      wire_dtype: how floats travel in the sums that don't say so: "full", "int16", "int8" or "int4"
         (docs/train/collectives.md).
       seed: of the random rounding of "int16", "int8" and "int4". The same seed, program and inputs give the same bits.
       link_gbit: rate of this host's link to the switch, for "auto".

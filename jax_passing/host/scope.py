@@ -59,7 +59,7 @@ def of_settings(settings: Settings, world_size: int, device_ranks: int) -> Scope
         device_ranks,
         settings.strategy,
         same_hashes=same_hashes,
-        wire=settings.wire,
+        wire=settings.wire_dtype,
         check_equal=settings.check_equal,
     )
 

@@ -10,6 +10,7 @@ from jax_passing.collective.primitives.bucketed_sum import check_wire_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
 from jax_passing.collective.residuals import psum_with_residuals
+from jax_passing.config import wire_dtype_was_wire
 from jax_passing.optax import residuals as feedback
 from jax_passing.optax.arguments import not_in_multi_steps
 from jax_passing.optax.residuals import Residuals
@@ -25,10 +26,11 @@ class CompressedPsumState(NamedTuple):
     residuals: Residuals | None
 
 
+@wire_dtype_was_wire
 def compressed_psum(
     axis_name: Any,
     *,
-    wire: str | None = "int8",
+    wire_dtype: str | None = "int8",
     error_feedback: bool = True,
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
@@ -74,19 +76,19 @@ def compressed_psum(
 
     Args:
       axis_name: as for `jax_passing.psum`.
-      wire: how floats travel: "int16", "int8", "int4" or "full"; None: as the session says.
+      wire_dtype: how floats travel: "int16", "int8", "int4" or "full"; None: as the session says.
       error_feedback: keep residuals. Without them the state is empty, and a mesh may span the processes.
       strategy: as for `jax_passing.psum`.
       bucket_bytes: as for `jax_passing.psum`.
 
     Raises:
-      ConfigError: here, an unknown wire. In `update`, the state belongs to another model, the wire is too narrow for so
-        many hosts, a mesh spans the processes, or `optax.MultiSteps` is around it under `check_vma=True`.
+      ConfigError: here, an unknown wire_dtype. In `update`, the state belongs to another model, the wire_dtype is too
+        narrow for so many hosts, a mesh spans the processes, or `optax.MultiSteps` is around it under `check_vma=True`.
       UsageError, UnvaryingInputError, NameError: in `update`, as
         `jax_passing.psum`.
     """
     function = "compressed_psum"
-    check_wire_name(wire, function)
+    check_wire_name(wire_dtype, function)
 
     def init(params: Any) -> CompressedPsumState:
         return CompressedPsumState(feedback.zeros(params) if error_feedback else None)
@@ -95,13 +97,13 @@ def compressed_psum(
     def update(updates: Any, state: CompressedPsumState, params: Any = None) -> tuple[Any, CompressedPsumState]:
         del params
         if state.residuals is None:
-            return pmean(updates, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes), state
+            return pmean(updates, axis_name, wire_dtype=wire_dtype, strategy=strategy, bucket_bytes=bucket_bytes), state
         feedback.check_axis(axis_name, strategy, function)
         leaves, treedef = feedback.flattened(updates)
         before = feedback.leaves_of(state.residuals, updates, function)
         given = jax.tree.unflatten(treedef, map(feedback.added, leaves, before))
         sums, left = psum_with_residuals(
-            given, axis_name, wire=wire, strategy=strategy, bucket_bytes=bucket_bytes, function=function
+            given, axis_name, wire_dtype=wire_dtype, strategy=strategy, bucket_bytes=bucket_bytes, function=function
         )
         count = axis_size(axis_name)
         means = jax.tree.map(lambda total: total / count, sums)

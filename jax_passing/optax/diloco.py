@@ -10,6 +10,7 @@ from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
+from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError
 from jax_passing.optax.arguments import check_count, check_params, named_by, not_in_multi_steps
 from jax_passing.optax.fragments import make_fragments, offset
@@ -47,6 +48,7 @@ class DilocoState(NamedTuple):
     fragments: tuple[Fragment, ...]
 
 
+@wire_dtype_was_wire
 def diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation | None,
@@ -56,7 +58,7 @@ def diloco(
     fragments: int = 1,
     delay: int = 0,
     mixing: float | None = None,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformationExtraArgs:
@@ -72,9 +74,9 @@ def diloco(
     2023). With fragments, a part of the parameters at a time does so, at steps that are spread out over the H; with a
     delay of V steps, the sum travels while the host trains on (Douillard et al., Streaming DiLoCo, 2025).
 
-    A host sends the parameters' bytes / H at a step, by `wire`; at most a fragment at once. It keeps two copies of the
-    parameters and the outer optimizer's state (a third copy for momentum); `inner` has one state on each host, which
-    isn't averaged. With H = 1 and outer optax.sgd(1.0) it is data parallelism of parameters, up to rounding.
+    A host sends the parameters' bytes / H at a step, by `wire_dtype`; at most a fragment at once. It keeps two copies
+    of the parameters and the outer optimizer's state (a third copy for momentum); `inner` has one state on each host,
+    which isn't averaged. With H = 1 and outer optax.sgd(1.0) it is data parallelism of parameters, up to rounding.
     Published trainings of language models go as well as synchronous ones with H up to about 100.
 
     In an elastic session a host that dies costs only what it did since the last synchronisation. After each meeting
@@ -89,7 +91,7 @@ def diloco(
       delay: V, less than `every`: how many steps later an outer gradient is applied.
       mixing: which share of its own parameters a host keeps when shared ones arrive, 0 to less than 1. What it did
         during the delay is in there alone, so 0 throws that away. None: as published, 0.5 with a delay and 0 without.
-      wire: how outer gradients travel, as for `psum`: "int8" and "int4" do little harm here.
+      wire_dtype: how outer gradients travel, as for `psum`: "int8" and "int4" do little harm here.
       strategy: as for `psum`.
       bucket_bytes: as for `psum`.
 
@@ -117,7 +119,7 @@ def diloco(
         )
     inner = optax.with_extra_args_support(inner)
     outer = optax.sgd(0.7, momentum=0.9, nesterov=True) if outer is None else outer
-    options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
+    options: dict[str, Any] = {"wire_dtype": wire_dtype, "strategy": strategy, "bucket_bytes": bucket_bytes}
     numbers = {"every": every, "fragments": fragments, "delay": delay, "mixing": mixing}
 
     def init(params: Any) -> DilocoState:

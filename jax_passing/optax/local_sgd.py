@@ -9,6 +9,7 @@ import optax
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
+from jax_passing.config import wire_dtype_was_wire
 from jax_passing.optax.arguments import check_count, check_params, named_by, not_in_multi_steps
 from jax_passing.optax.parameters import updates_to
 
@@ -25,12 +26,13 @@ class LocalSgdState(NamedTuple):
     inner: Any
 
 
+@wire_dtype_was_wire
 def local_sgd(
     inner: optax.GradientTransformation,
     axis_name: Any,
     *,
     every: int,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformationExtraArgs:
@@ -52,7 +54,7 @@ def local_sgd(
       inner: any optimizer.
       axis_name: as for `psum`; of a mesh inside of each host.
       every: H, 1 or more.
-      wire: how parameters travel, as for `psum`. Fewer bits round the parameters themselves, where
+      wire_dtype: how parameters travel, as for `psum`. Fewer bits round the parameters themselves, where
         `diloco` sends differences.
       strategy: as for `psum`.
       bucket_bytes: as for `psum`.
@@ -66,7 +68,7 @@ def local_sgd(
     """
     check_count("local_sgd", "every", every, 1, "It says after how many steps hosts average their parameters.")
     inner = optax.with_extra_args_support(inner)
-    options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
+    options: dict[str, Any] = {"wire_dtype": wire_dtype, "strategy": strategy, "bucket_bytes": bucket_bytes}
 
     def init(params: Any) -> LocalSgdState:
         return LocalSgdState(jnp.zeros((), jnp.int32), inner.init(params))

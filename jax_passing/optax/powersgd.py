@@ -12,6 +12,7 @@ from jax_passing.collective.primitives.bucketed_sum import check_wire_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.hold import together
 from jax_passing.collective.residuals import psum_with_residuals
+from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError
 from jax_passing.optax import low_rank
 from jax_passing.optax import residuals as feedback
@@ -35,6 +36,7 @@ class PowerSGDState(NamedTuple):
     residuals: Residuals
 
 
+@wire_dtype_was_wire
 def powersgd(
     axis_name: Any,
     rank: int = 4,
@@ -42,7 +44,7 @@ def powersgd(
     start_step: int = 0,
     min_compression_rate: float = 2.0,
     seed: int = 0,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformation:
@@ -63,10 +65,10 @@ def powersgd(
     results so far differs from that of the exact means by the mean over hosts of the last residuals alone, and on every
     host |residual| <= |M| (Frobenius), as P is orthonormal. (M - P Rᵀ, with the mean R, has the same mean over hosts.
     But each host would keep how far it is from the others in the directions of P as well, and that grows with the
-    steps.) What a narrow `wire` rounds off of Rₕ goes into the residual, too; what it rounds off of M Q only turns P.
-    If the mean of M over the hosts has a rank of at most `rank`, and Q has a part in all of it, the result is that
-    mean, up to rounding. Q is made orthonormal before it is used, so P's columns are of the size of M's singular
-    values, not of their squares, and narrow wires lose fewer of the small ones.
+    steps.) What a narrow `wire_dtype` rounds off of Rₕ goes into the residual, too; what it rounds off of M Q only
+    turns P. If the mean of M over the hosts has a rank of at most `rank`, and Q has a part in all of it, the result is
+    that mean, up to rounding. Q is made orthonormal before it is used, so P's columns are of the size of M's singular
+    values, not of their squares, and narrow wire dtypes lose fewer of the small ones.
 
     Leaves for which factors don't pay, (n + m) * rank * min_compression_rate >= n * m (vectors, small matrices), are
     summed as by `compressed_psum`, in the buckets of the first sum. So are float64, complex and integer leaves. A
@@ -87,7 +89,7 @@ def powersgd(
       start_step: gradients are summed whole in so many steps at first, when they change fast.
       min_compression_rate: a leaf is factored if its factors are smaller by more than this.
       seed: of the first Q; the same on all hosts.
-      wire: how floats travel in all these sums: "full", "int16", "int8" or "int4"; None: as the session says.
+      wire_dtype: how floats travel in all these sums: "full", "int16", "int8" or "int4"; None: as the session says.
       strategy: as for `jax_passing.psum`.
       bucket_bytes: as for `jax_passing.psum`.
 
@@ -96,12 +98,12 @@ def powersgd(
       UsageError, UnvaryingInputError, NameError: in `update`, as
         `jax_passing.psum`.
     """
-    check_wire_name(wire, _FUNCTION)
+    check_wire_name(wire_dtype, _FUNCTION)
     check_count(_FUNCTION, "rank", rank, 1, "It says how many columns factors have.")
     check_count(_FUNCTION, "start_step", start_step, 0, "It says how many steps sum the gradients whole.")
     if not min_compression_rate > 0:
         raise ConfigError(f"{_FUNCTION}: min_compression_rate={min_compression_rate!r}, expected more than 0.")
-    options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
+    options: dict[str, Any] = {"wire_dtype": wire_dtype, "strategy": strategy, "bucket_bytes": bucket_bytes}
 
     def init(params: Any) -> PowerSGDState:
         leaves, treedef = jax.tree.flatten(params)

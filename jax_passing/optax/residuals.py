@@ -15,7 +15,7 @@ from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.primitives.bucketed_sum import check_strategy
 from jax_passing.errors import ConfigError
 
-# The dtypes that `wire` narrows. Other leaves are summed as ever, and have no residual.
+# The dtypes that `wire_dtype` narrows. Other leaves are summed as ever, and have no residual.
 _NARROWED = ("float32", "float16", "bfloat16", "complex64")
 
 

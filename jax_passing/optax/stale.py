@@ -9,6 +9,7 @@ import optax
 from jax_passing.collective.axes import extent, require_session
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
+from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError
 from jax_passing.optax.arguments import check_count, named_by, not_in_multi_steps
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
@@ -28,12 +29,13 @@ class StaleState(NamedTuple):
     inner: Any
 
 
+@wire_dtype_was_wire
 def stale(
     inner: optax.GradientTransformation,
     axis_name: Any,
     staleness: int = 1,
     *,
-    wire: str | None = None,
+    wire_dtype: str | None = None,
     strategy: str | None = None,
     bucket_bytes: int = DEFAULT_BUCKET_BYTES,
 ) -> optax.GradientTransformationExtraArgs:
@@ -58,7 +60,7 @@ def stale(
       inner: any optimizer. `optax.MultiSteps` and clipping belong in here, where gradients are means of all hosts.
       axis_name: as for `psum`.
       staleness: s, 0 to 63.
-      wire: how elements travel, as for `psum`.
+      wire_dtype: how elements travel, as for `psum`.
       strategy: as for `psum`.
       bucket_bytes: as for `psum`.
 
@@ -75,7 +77,7 @@ def stale(
             f"the step's own. Write staleness={_STALENESS_MAX} or less."
         )
     inner = optax.with_extra_args_support(inner)
-    options: dict[str, Any] = {"wire": wire, "strategy": strategy, "bucket_bytes": bucket_bytes}
+    options: dict[str, Any] = {"wire_dtype": wire_dtype, "strategy": strategy, "bucket_bytes": bucket_bytes}
 
     def init(params: Any) -> StaleState:
         return StaleState(tuple(nothing(params, axis_name, **options) for _ in range(staleness)), inner.init(params))

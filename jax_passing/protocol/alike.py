@@ -19,7 +19,7 @@ _ADVICE = {
     "world_size_min": "set the same in jax_passing.init(world_size_min=…) or JAX_PASSING_WORLD_SIZE_MIN",
     "standby": "list the same in jax_passing.init(standby=…) or JAX_PASSING_STANDBY",
     "strategy": "set the same in jax_passing.init(strategy=…) or JAX_PASSING_STRATEGY",
-    "wire": "set the same in jax_passing.init(wire=…) or JAX_PASSING_WIRE",
+    "wire_dtype": "set the same in jax_passing.init(wire_dtype=…) or JAX_PASSING_WIRE_DTYPE",
     "check_sums": "set the same in jax_passing.init(check_sums=…) or JAX_PASSING_CHECK_SUMS",
     "check_equal": "set the same in jax_passing.init(check_equal=…) or JAX_PASSING_CHECK_EQUAL",
     HASH_SEED: "set the same on all of them, or none",
@@ -37,7 +37,7 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
     ours = {
         "axis_name": ",".join(settings.axis_name),
         "strategy": settings.strategy,
-        "wire": settings.wire,
+        "wire_dtype": settings.wire_dtype,
         "check_sums": {None: "", True: "true", False: "false"}[settings.check_sums],
         "check_equal": str(settings.check_equal).lower(),
         DEVICES: str(device_count or ""),

@@ -153,6 +153,8 @@ def test_rank_and_world_size_come_from_the_cluster_if_given_nowhere():
         ({"link_gbit": [1]}, {}, "above 0"),
         ({"link_gbit": float("nan")}, {}, "above 0"),
         ({"wrold_size": 2}, {}, "Did you mean world_size"),
+        ({}, {"JAX_PASSING_WIRE": "int8"}, "JAX_PASSING_WIRE. Did you mean JAX_PASSING_WIRE_DTYPE"),
+        ({"wire": "int8"}, {}, "Did you mean wire_dtype"),
         ({"world_size": 2, "rank": 0}, {}, "needs a switch"),
         ({"switch": "s:1"}, {}, "but nothing gives rank and world_size, and no launcher.*`jax-passing run`"),
         ({"switch": "s:1"}, {"SLURM_JOB_ID": "7"}, "nothing gives rank .*Slurm's job 7 .*`srun python ...`"),

@@ -56,7 +56,7 @@ std::optional<Failure> RefuseSite(const SumSite& site, const Attachment& attachm
   }
   const uint32_t most = MaxRanksOf(site.shape->wire);
   if (world_size > most) {
-    return Failure{"ConfigError", name + ": with wire='" + std::string(NameOf(site.shape->wire)) + "' at most " +
+    return Failure{"ConfigError", name + ": with wire_dtype='" + std::string(NameOf(site.shape->wire)) + "' at most " +
                                       std::to_string(most) + " ranks can be summed, and the session has " +
                                       std::to_string(world_size) +
                                       ". Use a wire with more bits, or wire='full', for a sum over so many"};

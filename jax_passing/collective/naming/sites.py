@@ -86,7 +86,7 @@ class Site:
             "stream": self.stream,
             "types": list(self.types),
             "vmapped": self.vmapped,
-            "wire": self.wire,
+            "wire_dtype": self.wire,
         }
 
 

@@ -65,7 +65,7 @@ def check_wire_name(wire: Any, function: str = "") -> None:
     """Raises ConfigError if there is no such wire; None is the session's."""
     if wire is not None and wire not in WIRES:
         where = f"{function}: unknown" if function else "Unknown"
-        raise ConfigError(f"{where} wire {wire!r}. Known are {', '.join(WIRES)}.")
+        raise ConfigError(f"{where} wire_dtype {wire!r}. Known are {', '.join(WIRES)}.")
 
 
 def check_wire(wire: str | None, along: Extent, strategy: str) -> str:
@@ -76,8 +76,8 @@ def check_wire(wire: str | None, along: Extent, strategy: str) -> str:
         return along.scope.wire
     if wire != "full" and strategy == "native" and not along.local and not along.scope.alone:
         raise ConfigError(
-            f"wire={wire!r} says how floats travel to the switch, but strategy 'native' is jax.lax.psum, which sends "
-            "them itself: say strategy='passing' in this call, or leave out the wire."
+            f"wire_dtype={wire!r} says how floats travel to the switch, but strategy 'native' is jax.lax.psum, which "
+            "sends them itself: say strategy='passing' in this call, or leave out the wire_dtype."
         )
     return wire
 
@@ -91,9 +91,9 @@ def on_its_wire(site: Site, dtype: str, along: Extent) -> Site:
     ranks = (scope.world_size or 1) * (scope.device_ranks if site.strategy == "flat" else 1)
     if ranks > (most := RANKS_MAX_OF_WIRE[site.wire]):
         wider = [wire for wire in WIRES[1:] if RANKS_MAX_OF_WIRE[wire] >= ranks]
-        others = " or ".join(f"wire={wire!r}" for wire in ["full", *wider])
+        others = " or ".join(f"wire_dtype={wire!r}" for wire in ["full", *wider])
         raise ConfigError(
-            f"wire={site.wire!r} can sum over {most} ranks at most, as the sum of their integers must fit into "
+            f"wire_dtype={site.wire!r} can sum over {most} ranks at most, as the sum of their integers must fit into "
             f"{site.wire.removeprefix('int')} bits; this session has {ranks}. Use {others} for the sum at "
             f"{site.location}."
         )

@@ -44,7 +44,7 @@ def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster", wire:
     def start(rank: int) -> Process:
         settings = host_settings(cluster.switch.address, "elastic", rank, HOSTS, 1)
         more = {"JAX_PASSING_WORLD_SIZE_MIN": "2", "JAX_PASSING_STANDBY": standby.address, "JAX_LOG_COMPILES": "1"}
-        more["JAX_PASSING_WIRE"] = wire
+        more["JAX_PASSING_WIRE_DTYPE"] = wire
         command = [sys.executable, "-P", str(EXAMPLE), "--steps", "100", "--step-s", "0.03"]
         command += ["--check"] if wire == "full" else []
         cluster.processes.append(process := Process(command, settings | more))

@@ -32,14 +32,14 @@ def trained(example: str, *flags: str) -> Process:
 @pytest.mark.parametrize(
     ("flags", "share", "same_bits"),
     [
-        ("--wire int16", 1 / 2, "yes"),
-        ("--wire int8", 1 / 4, "yes"),
-        ("--wire int4", 1 / 8, "yes"),
+        ("--wire-dtype int16", 1 / 2, "yes"),
+        ("--wire-dtype int8", 1 / 4, "yes"),
+        ("--wire-dtype int4", 1 / 8, "yes"),
         ("--powersgd 4", 1 / 3, "yes"),
         ("--pace stale:1", 1, "yes"),
         ("--pace local-sgd:10", 1 / 10, "(yes|no, nor are they promised)"),
         ("--pace diloco:20", 1 / 20, "yes"),
-        ("--pace diloco:20:5 --wire int8", 1 / 80, "yes"),
+        ("--pace diloco:20:5 --wire-dtype int8", 1 / 80, "yes"),
     ],
 )
 def test_digits_are_learned_with_the_bytes_that_are_promised(flags: str, share: float, same_bits: str) -> None:
@@ -51,7 +51,7 @@ def test_digits_are_learned_with_the_bytes_that_are_promised(flags: str, share: 
     assert sent_mb < 1.1 * share * FLOAT32_MB
 
 
-@pytest.mark.parametrize("flags", ["--wire int8", "--pace stale:1"])
+@pytest.mark.parametrize("flags", ["--wire-dtype int8", "--pace stale:1"])
 def test_gpt2_learns(flags: str) -> None:
     text = ["--text", str(EXAMPLES.parent / "LICENSE"), "--steps", "60", "--target", "3.8"]
     process = trained("gpt2", *text, *flags.split())
@@ -65,7 +65,7 @@ def test_gpt2_learns(flags: str) -> None:
         ("--pace stale:-1", "'stale:-1' is none of"),
         ("--pace stale:1:2", "'stale:1:2' is none of"),
         ("--pace stale:1 --powersgd 4", "--powersgd goes with no other --pace"),
-        ("--pace local-sgd:10 --wire int8", "--pace local-sgd takes no --wire"),
+        ("--pace local-sgd:10 --wire-dtype int8", "--pace local-sgd takes no --wire-dtype"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(

@@ -51,7 +51,9 @@ def test_hosts_that_name_different_wires_hear_it(cluster: "Cluster") -> None:
     for process in started:
         assert process.wait() != 0
         assert "ProgramMismatchError" in process.text
-        assert "rank 1 sums with wire int8, rank 0 with full. Give the same wire on all hosts" in process.text
+        assert (
+            "rank 1 sums with wire_dtype int8, rank 0 with full. Give the same wire_dtype on all hosts" in process.text
+        )
 
 
 # Residuals are there for sums on any wire: rounding keeps them back.

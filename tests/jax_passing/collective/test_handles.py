@@ -195,8 +195,8 @@ def test_what_is_no_handle_and_what_cannot_be_started():
         on(jax_passing.psum_done)(X)
     with pytest.raises(ConfigError, match="can't be started in one place.*strategy='passing'"):
         on(lambda x: apart(x, strategy="native"))(X)
-    with pytest.raises(ConfigError, match="Unknown wire 'int5'"):
-        on(lambda x: apart(x, wire="int5"))(X)
+    with pytest.raises(ConfigError, match="Unknown wire_dtype 'int5'"):
+        on(lambda x: apart(x, wire_dtype="int5"))(X)
     with pytest.raises(UsageError, match="psum_start of float8"):
         on(lambda x: apart({"w": x.astype(jnp.float8_e4m3fn)}))(X)
     with pytest.raises(UsageError, match=r"psum_start of float8_e5m2 at \['w'\]"):

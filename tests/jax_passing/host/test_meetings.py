@@ -150,7 +150,7 @@ def test_a_session_of_one_host_rejoins_and_compiles_nothing(running, caplog):
 
 
 def test_random_rounding_after_a_rejoin_is_not_that_of_the_beginning(running):
-    elastic = {"rank": 0, "world_size": 1, "world_size_min": 1, "wire": "int4"}
+    elastic = {"rank": 0, "world_size": 1, "world_size_min": 1, "wire_dtype": "int4"}
     mean = jax.jit(jax.vmap(lambda x: jax_passing.pmean(x, "d"), axis_name="d"))
     runs = []
     for _ in range(2):

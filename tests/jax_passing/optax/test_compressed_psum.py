@@ -61,7 +61,7 @@ def test_leaves_that_no_wire_narrows_have_no_residual():
     with jax.enable_x64(True):
         params = {"double": jnp.zeros(5, jnp.float64), "whole": jnp.zeros(4, jnp.int32), "masked": None}
         params |= {"half": jnp.zeros(6, jnp.bfloat16), "complex": jnp.zeros(3, jnp.complex64)}
-        transformation = compressed_psum("d", wire="int8")
+        transformation = compressed_psum("d", wire_dtype="int8")
         state = transformation.init(params)
         assert {name for name, leaf in state.residuals.leaves.items() if leaf is not None} == {"half", "complex"}
         assert state.residuals.leaves["half"].dtype == jnp.bfloat16
@@ -86,8 +86,10 @@ def test_the_state_of_another_model_is_refused():
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ConfigError, match="compressed_psum: unknown wire 'int7'. Known are full, int16, int8, int4"):
-        compressed_psum("d", wire="int7")
+    with pytest.raises(
+        ConfigError, match="compressed_psum: unknown wire_dtype 'int7'. Known are full, int16, int8, int4"
+    ):
+        compressed_psum("d", wire_dtype="int7")
     transformation = compressed_psum("d")
     with pytest.raises(NameError, match="unbound axis name: d"):
         transformation.update(PARAMS, transformation.init(PARAMS))

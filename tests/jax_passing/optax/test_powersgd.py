@@ -160,7 +160,7 @@ def test_rows_become_orthonormal_whatever_they_are():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"rank": 0}, {"rank": 1.5}, {"start_step": -1}, {"min_compression_rate": 0}, {"wire": "half"}]
+    "arguments", [{"rank": 0}, {"rank": 1.5}, {"start_step": -1}, {"min_compression_rate": 0}, {"wire_dtype": "half"}]
 )
 def test_bad_arguments_are_refused(arguments):
     (name,) = arguments

@@ -17,7 +17,7 @@ SAME = "install the same versions on all of them"
 
 def test_a_hosts_facts():
     facts = alike.facts(Settings(), 0)
-    assert set(facts) == {"strategy", "wire", "check_equal", "jax", "jaxlib", "jax_passing"}
+    assert set(facts) == {"strategy", "wire_dtype", "check_equal", "jax", "jaxlib", "jax_passing"}
     assert all(re.match(r"\d+\.\d+", facts[package]) for package in ("jax", "jaxlib", "jax_passing"))
     more = alike.facts(Settings(strategy="flat", axis_name=("d", "i")), 4)
     assert more == facts | {"strategy": "flat", "axis_name": "d,i", alike.DEVICES: "4"}

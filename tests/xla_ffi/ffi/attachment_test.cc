@@ -66,7 +66,8 @@ TEST_F(AttachmentTest, aWireWithTooFewBits) {
       collective_->Complete(0);
       EXPECT_EQ(a.Result(), "");
     } else {
-      EXPECT_TRUE(a.Result().starts_with("ConfigError: train.py:41: with wire='int4' at most 7 ranks")) << a.Result();
+      EXPECT_TRUE(a.Result().starts_with("ConfigError: train.py:41: with wire_dtype='int4' at most 7 ranks"))
+          << a.Result();
     }
   }
   EXPECT_EQ(session_failure(), "");

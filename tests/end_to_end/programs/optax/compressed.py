@@ -76,7 +76,7 @@ def paper_powersgd(steps: list[list[np.ndarray]], Q: np.ndarray) -> list[np.ndar
 def compare_with_the_paper(session: jax_passing.Session) -> None:
     """Gradients are zero in the first step and in the third, and always in the first rows and columns."""
     local = jax.local_device_count()
-    transformation, params = powersgd("d", rank=2, wire="full"), np.zeros((40, 48), np.float32)
+    transformation, params = powersgd("d", rank=2, wire_dtype="full"), np.zeros((40, 48), np.float32)
     step, state = steps_of(transformation, local), transformation.init(params)
 
     def rows(number: int, host: int) -> np.ndarray:
@@ -98,9 +98,9 @@ with jax_passing.init(axis_name="d") as session:
     compare_with_the_paper(session)
     for wire in wires:
         for check_vma in (True, False):
-            check(session, f"compressed_psum {wire}", compressed_psum("d", wire=wire), wire, check_vma)
+            check(session, f"compressed_psum {wire}", compressed_psum("d", wire_dtype=wire), wire, check_vma)
         for start_step in (0, 2):
-            transformation = powersgd("d", rank=2, wire=wire, start_step=start_step)
+            transformation = powersgd("d", rank=2, wire_dtype=wire, start_step=start_step)
             state, step, mine = check(session, f"powersgd {wire}", transformation, wire, check_vma=start_step == 0)
     with ocp.StandardCheckpointer() as checkpointer:
         own = folder / f"rank-{session.rank}"

@@ -22,7 +22,7 @@ ROUNDING = 2.0**-19
 
 leaver = int(sys.argv[1])
 local = jax.local_device_count()
-transformations = [compressed_psum("d", wire="int8"), powersgd("d", rank=2, wire="int8", start_step=2)]
+transformations = [compressed_psum("d", wire_dtype="int8"), powersgd("d", rank=2, wire_dtype="int8", start_step=2)]
 steps = [steps_of(transformation, local) for transformation in transformations]
 mesh = jax.sharding.Mesh(jax.local_devices()[:1], ("d",))
 share = jax.jit(jax.shard_map(lambda x: jax_passing.broadcast(x, "d"), mesh=mesh, in_specs=P(), out_specs=P()))

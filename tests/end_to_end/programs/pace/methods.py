@@ -135,7 +135,7 @@ METHODS: dict[str, tuple[Callable[[], Any], Callable[..., Any], float]] = {
     # With up to 3 hosts an element errs by less than 2/42 of the largest outer gradient, which is below 3; three such
     # errors become at most 5.6 of them by momentum.
     "diloco in 8 bits": (
-        lambda: pace.diloco(INNER, None, "d", every=4, wire="int8"),
+        lambda: pace.diloco(INNER, None, "d", every=4, wire_dtype="int8"),
         diloco_in_numpy(4, ALL, 0, 0.0, NESTEROV),
         3 * 2 / 42 * 5.6,
     ),
@@ -145,9 +145,9 @@ METHODS: dict[str, tuple[Callable[[], Any], Callable[..., Any], float]] = {
         BOUND * OUTER,
     ),
     # These err by less than 2/42 of the largest gradient at each of STEPS steps, times RATE / (1 - MOMENTUM): less.
-    "stale in 8 bits": (lambda: pace.stale(INNER, "d", 2, wire="int8"), stale_in_numpy(2), 3 * 2 / 42 * 5.6),
+    "stale in 8 bits": (lambda: pace.stale(INNER, "d", 2, wire_dtype="int8"), stale_in_numpy(2), 3 * 2 / 42 * 5.6),
     "streaming diloco in 8 bits": (
-        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2, mixing=0.25, wire="int8"),
+        lambda: pace.diloco(INNER, None, "d", every=5, fragments=2, delay=2, mixing=0.25, wire_dtype="int8"),
         diloco_in_numpy(5, TWO, 2, 0.25, NESTEROV),
         3 * 2 / 42 * 5.6,
     ),

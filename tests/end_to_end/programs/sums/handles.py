@@ -139,7 +139,7 @@ def in_two_threads(tree: Tree) -> None:
 
 def on_a_narrow_wire(random: np.random.Generator, hosts: int) -> None:
     x = np.clip(random.normal(size=(mesh.size, 300)), -4, 4).astype(np.float32)
-    ours = mapped(lambda x: jax_passing.psum_done(jax_passing.psum_start(x, "d", wire="int8")))
+    ours = mapped(lambda x: jax_passing.psum_done(jax_passing.psum_start(x, "d", wire_dtype="int8")))
     error = np.abs(np.asarray(ours(x)) - np.asarray(mapped(at_once)(x))).max()
     step = 2 * 4 * mesh.size / (127 // hosts)  # a scale is at most twice as large as it has to be
     assert 0 < error < hosts * step, error

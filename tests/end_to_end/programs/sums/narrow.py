@@ -72,7 +72,7 @@ def main() -> None:
             return jax.tree.map(np.asarray, result)
 
         def psum(x: Any, wire: str) -> Any:
-            return jax_passing.psum(x, "d", wire=wire)
+            return jax_passing.psum(x, "d", wire_dtype=wire)
 
         random = np.random.default_rng(0)
         dtypes = [np.dtype(each) for each in ("float32", "float16", ml_dtypes.bfloat16, "complex64")]
@@ -124,7 +124,7 @@ def main() -> None:
         )
         got = run(lambda x: jax.vmap(lambda v: psum(v, "int16"))(x[0]), rows)
         check(rows.reshape(ranks, -1), got.reshape(-1), hosts, "int16", 2)
-        got = run(lambda x: jax_passing.pmean(x[0, 0], "d", wire="int16"), rows)
+        got = run(lambda x: jax_passing.pmean(x[0, 0], "d", wire_dtype="int16"), rows)
         check(rows[:, 0], got * ranks, hosts, "int16", 2)
 
         rows = random.normal(size=(ranks, 3000)).astype(np.float32)
@@ -143,8 +143,8 @@ def main() -> None:
             np.testing.assert_array_equal(got, integers[name].astype(np.uint64).sum(0).astype(name), err_msg=name)
 
         for options, text in (
-            ({"wire": "int9"}, "Known are full, int16, int8, int4"),
-            ({"wire": "int8", "strategy": "native"}, "strategy.*native"),
+            ({"wire_dtype": "int9"}, "Known are full, int16, int8, int4"),
+            ({"wire_dtype": "int8", "strategy": "native"}, "strategy.*native"),
         ):
             with pytest.raises(ConfigError, match=text):
                 run(lambda x, options=options: jax_passing.psum(x, "d", **options), rows)

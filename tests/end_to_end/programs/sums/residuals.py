@@ -41,7 +41,7 @@ def check(session: Any, check_vma: bool) -> None:
     # Each dtype: what was sent and what was kept back are what there was.
     def contribute(x: jax.Array) -> Any:
         tree = {"narrow": x.astype(jnp.bfloat16), "wide": x, "counts": x.astype(jnp.int32), "none": x[:, :0]}
-        sums, kept = psum_with_residuals(tree, "d", wire=WIRE)
+        sums, kept = psum_with_residuals(tree, "d", wire_dtype=WIRE)
         varying = jax.tree.map(lambda each: jax_passing.pvary(each, "d"), kept) if not flat and check_vma else kept
         return sums, kept, jax_passing.psum(tree, "d"), jax_passing.all_gather(varying, "d", tiled=True)
 
@@ -72,7 +72,7 @@ def check(session: Any, check_vma: bool) -> None:
     # Error feedback in a loop, whose input is donated: what is left is what was kept back last.
     def train(gradients: jax.Array) -> Any:
         def step(kept: jax.Array, gradient: jax.Array) -> Any:
-            total, kept = psum_with_residuals(gradient + kept, "d", wire=WIRE)
+            total, kept = psum_with_residuals(gradient + kept, "d", wire_dtype=WIRE)
             return (kept if flat or not check_vma else jax_passing.pvary(kept, "d")), total
 
         zero = jax_passing.pvary(jnp.zeros(COUNT), "d") if check_vma else jnp.zeros(COUNT)
@@ -93,7 +93,7 @@ def check(session: Any, check_vma: bool) -> None:
 
     # vmap over another axis, NaN, and gradients.
     def mapped_twice(x: jax.Array) -> Any:
-        return jax.vmap(lambda row: psum_with_residuals(row, "d", wire=WIRE))(x.reshape(10, -1))
+        return jax.vmap(lambda row: psum_with_residuals(row, "d", wire_dtype=WIRE))(x.reshape(10, -1))
 
     rows_of = mapped(mapped_twice, (P(), own))(x)
     if WIRE == "full":
@@ -101,7 +101,7 @@ def check(session: Any, check_vma: bool) -> None:
         np.testing.assert_array_equal(rows_of[1].reshape(kept["wide"].shape), kept["wide"])
     spoiled = x.copy()
     spoiled[0, 7], spoiled[-1, 8] = np.nan, np.inf
-    with_nan = mapped(functools.partial(psum_with_residuals, axis_name="d", wire=WIRE), (P(), own))(spoiled)
+    with_nan = mapped(functools.partial(psum_with_residuals, axis_name="d", wire_dtype=WIRE), (P(), own))(spoiled)
     assert np.flatnonzero(~np.isfinite(with_nan[0][0])).tolist() == [7, 8]
     assert np.isfinite(with_nan[1]).all()
     finite = np.delete(np.arange(COUNT), [7, 8])

@@ -17,7 +17,7 @@ def mapped(f: Any, mesh: Any, out_specs: Any) -> Any:
     return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=out_specs, check_vma=False))
 
 
-with jax_passing.init(axis_name="d", wire="int8") as session:
+with jax_passing.init(axis_name="d", wire_dtype="int8") as session:
     local = jax.local_device_count()
     mesh = jax.sharding.Mesh(jax.local_devices(), ("d",))
     devices, mine = session.world_size * local, slice(session.rank * local, (session.rank + 1) * local)

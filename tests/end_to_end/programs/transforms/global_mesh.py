@@ -27,7 +27,7 @@ def check_transformations(mesh: jax.sharding.Mesh, everything: np.ndarray) -> No
     rows = NamedSharding(mesh, P("d"))
     array = jax.make_array_from_callback(everything.shape, rows, lambda index: everything[index])
     for feedback in (False, True):
-        transformation = jax_passing.optax.compressed_psum("d", wire="int8", error_feedback=feedback)
+        transformation = jax_passing.optax.compressed_psum("d", wire_dtype="int8", error_feedback=feedback)
         state = transformation.init(everything[:1])
         body = jax.shard_map(
             lambda x, t=transformation, s=state: t.update(x, s)[0], mesh=mesh, in_specs=P("d"), out_specs=P()
