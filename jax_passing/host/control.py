@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from jax_passing import _native
 from jax_passing.config import Settings
 from jax_passing.errors import Failure, JoinError, PassingError, names
-from jax_passing.host.host_set import HostSet
 from jax_passing.host.joining import Joined, Joining
 from jax_passing.host.loop import Loop
-from jax_passing.host.ranks import Ranks
+from jax_passing.host.ranks import HostSet, Ranks
 from jax_passing.protocol import keys
 
 log = logging.getLogger("jax_passing")
@@ -57,7 +56,7 @@ class Control:
         return joined
 
     def join_hosts(self, ranks: Ranks, hosts: Sequence[int]) -> _native.Transport:
-        """Returns what sums over these hosts, of which this one is. Raises PassingError."""
+        """Returns what sums over these hosts, which must include this one. Raises PassingError."""
         timeout_s = 2 * self._settings.join_deadline_s  # the set has the same deadline, and tells who is missing
         try:
             joined: HostSet = self.loop.wait(lambda *outcomes: ranks.join_hosts(hosts, *outcomes), timeout_s)

@@ -1,14 +1,15 @@
 """A session joins its job: with the hosts that it has met before, where it is elastic or has a standby. This does no
 I/O."""
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jax_passing.config import Settings
 from jax_passing.errors import HostLostError, NoSlotsError, PassingError, SwitchLostError, SwitchUnreachableError
-from jax_passing.host.meeting import Meeting
+from jax_passing.host.context import Events, HostContext
+from jax_passing.host.meeting import Meeting, Met, NotMet
+from jax_passing.host.membership import MemberEvent
 from jax_passing.host.outside import HostOutside
 from jax_passing.host.ranks import Ranks
 from jax_passing.protocol import control_messages as messages
@@ -31,9 +32,10 @@ class Joining:
 
     def __init__(self, outside: HostOutside, settings: Settings, device_count: int = 0, key: bytes | None = None):
         """`key`: the job's, if there is one."""
-        self._outside, self._settings, self._device_count, self._key = outside, settings, device_count, key
+        self._context = HostContext(outside, settings, Events(self._on), key, device_count)
+        self._outside, self._settings = outside, settings
         meets = bool(settings.standby) or settings.world_size_min is not None
-        self._meeting = Meeting(outside, settings, self, key) if meets else None
+        self._meeting = Meeting(self._context) if meets else None
         self._ranks: Ranks | None = None  # of the last join, or on their way
         self._is_over = False
 
@@ -50,20 +52,20 @@ class Joining:
         on_failed: Callable[[Exception], None],
     ) -> None:
         """`step` and `lost` are those of `Meeting.meet`. The ranks before end when the hosts have met. Afterwards one
-        of the two is called, unless it is closed first: `on_failed` with what `Meeting.meet` tells or Ranks tell."""
+        of the two is called, unless it is closed first: `on_failed` with what a NotMet tells, or the ranks."""
         self._step, self._lost, self._on_joined, self._on_failed = step, lost, on_joined, on_failed
         self._is_over = False
         self._until = self._outside.now() + self._settings.join_deadline_s
         if self._meeting is None:
-            self._join(self._settings)
+            self._join(self._context)
         else:
             self._points = list(range(len(self._meeting.points)))
             self._meet()
 
-    def _join(self, settings: Settings) -> None:
-        self._joined_as = settings
+    def _join(self, context: HostContext) -> None:
+        self._joined_as = context.settings
         try:
-            self._ranks = Ranks(self._outside, settings, self, self._device_count, self._key)
+            self._ranks = Ranks(context)
         except PassingError as error:
             self._fail(error)
 
@@ -76,9 +78,20 @@ class Joining:
             self.close()
             self._on_failed(error)
 
-    # The owner of the meeting.
+    def _on(self, event: Met | NotMet | MemberEvent) -> None:
+        match event:
+            case Met(point, met):
+                self._on_met(point, met)
+            case NotMet(error):
+                self._fail(error)
+            case _ if self._ranks is not None:
+                match self._ranks.receive(event):
+                    case Ranks() as ranks:
+                        self._on_ranks(ranks)
+                    case PassingError() as error:
+                        self._on_no_ranks(error)
 
-    def on_met(self, point: int, met: messages.Met) -> None:
+    def _on_met(self, point: int, met: messages.Met) -> None:
         settings, meeting = self._settings, self._meeting
         assert meeting is not None
         if self._ranks is not None:
@@ -91,8 +104,7 @@ class Joining:
                 self._step = None  # what it has is of another time
         self._point = point
         self._join(
-            dataclasses.replace(
-                settings,
+            self._context.replace(
                 switch=meeting.points[point],
                 rank=rank,
                 world_size=world_size,
@@ -100,12 +112,7 @@ class Joining:
             )
         )
 
-    def on_not_met(self, error: PassingError) -> None:
-        self._fail(error)
-
-    # The owner of the ranks.
-
-    def joined(self, ranks: Ranks) -> None:
+    def _on_ranks(self, ranks: Ranks) -> None:
         joined = Joined(ranks, self._joined_as.rank, self._joined_as.world_size)
         if self._settings.world_size_min is not None and self.met is not None:
             joined = joined._replace(step=self.met.step, survivors=self.met.survivors)
@@ -113,7 +120,7 @@ class Joining:
             self._meeting.close()  # it meets nobody again
         self._on_joined(joined)
 
-    def not_joined(self, error: PassingError) -> None:
+    def _on_no_ranks(self, error: PassingError) -> None:
         """It tries once more if a host or the switch is lost before all have joined."""
         self._ranks = None
         match error:

@@ -5,12 +5,12 @@ This does no I/O.
 """
 
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from jax_passing.config import Settings, address_text
+from jax_passing.config import address_text
 from jax_passing.errors import (
     AuthenticationError,
     ConfigError,
@@ -19,11 +19,12 @@ from jax_passing.errors import (
     PassingError,
     SwitchUnreachableError,
 )
-from jax_passing.host.contact import DEADLINE_GRACE_S, RETRY_S, Contact, Listener, no_answer
-from jax_passing.host.outside import HostOutside
+from jax_passing.host.contact import DEADLINE_GRACE_S, RETRY_S, Contact, no_answer
+from jax_passing.host.context import HostContext
 from jax_passing.host.stalls import Wait
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
+from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Timer
 
 log = logging.getLogger("jax_passing")
@@ -31,14 +32,20 @@ log = logging.getLogger("jax_passing")
 Switches = tuple[tuple[str, int], ...]  # of a job: those of `switch`, or a standby
 
 
-class MeetingOwner(Protocol):
-    """The owner hears how a meeting goes, unless that is closed first."""
+@dataclass(frozen=True)
+class Met:
+    """The hosts have met at this meeting point, and agreed on this."""
 
-    def on_met(self, point: int, met: messages.Met) -> None:
-        """The hosts have met at this meeting point, and agreed on this."""
+    point: int
+    met: messages.Met
 
-    def on_not_met(self, error: PassingError) -> None:
-        """SwitchUnreachableError: no meeting point can be reached. JoinError: not enough hosts came."""
+
+@dataclass(frozen=True)
+class NotMet:
+    """The hosts haven't met. SwitchUnreachableError: no meeting point can be reached. JoinError: not enough hosts
+    came."""
+
+    error: PassingError
 
 
 class _Point:
@@ -91,13 +98,21 @@ class _Point:
         first, *others = self._switches
         self._late = self._outside.call_later(max(0.0, meeting.left_s) + DEADLINE_GRACE_S, self._on_late)
         self._unanswered = len(others) + (self._seat is None)
-        self._calls = [meeting.contact(other, _Call(self)) for other in others]
+        self._calls = [meeting.contact(other, self._on_call) for other in others]
         if self._seat is None:
-            self._seat = meeting.contact(first, self)
+            self._seat = meeting.contact(first, self._on_seat)
         if not self._unanswered:
             self._on_reached()
 
-    def answered(self) -> None:
+    def _on_call(self, event: CallEvent) -> None:
+        """Takes what happens at a switch at which this host doesn't meet: it is called to see whether it answers."""
+        match event:
+            case Greeted():
+                self._answered()
+            case Lost(error):
+                self._call_failed(error)
+
+    def _answered(self) -> None:
         self._unanswered -= 1
         if not self._unanswered:
             self._on_reached()
@@ -119,7 +134,7 @@ class _Point:
         if self._wait is None:
             self._wait = self._meeting.wait(address_text(*self._switches[0]), self._seat)
 
-    def call_failed(self, error: Exception) -> None:
+    def _call_failed(self, error: Exception) -> None:
         """Is called if one of its switches doesn't answer, or the seat is lost."""
         if isinstance(error, AuthenticationError | ConfigError):
             self._give_up(error)
@@ -140,7 +155,7 @@ class _Point:
             self._meeting.tell_points()
 
     def _on_late(self) -> None:
-        self.call_failed(TimeoutError("timed out"))
+        self._call_failed(TimeoutError("timed out"))
 
     def _give_up(self, error: PassingError) -> None:
         self.is_reached, self.error = False, error
@@ -149,16 +164,21 @@ class _Point:
 
     # The conversation over the seat.
 
-    def greeted(self, hello: messages.Hello) -> None:
-        if hello.protocol_version != messages.PROTOCOL_VERSION:
-            versions = hello.protocol_version, self._meeting.whose, messages.PROTOCOL_VERSION
-            self._give_up(JoinError(protocol_difference(address_text(*self._switches[0]), *versions, "that host")))
-        else:
-            self.answered()
+    def _on_seat(self, event: CallEvent) -> None:
+        match event:
+            case Greeted(hello) if hello.protocol_version != messages.PROTOCOL_VERSION:
+                versions = hello.protocol_version, self._meeting.whose, messages.PROTOCOL_VERSION
+                self._give_up(JoinError(protocol_difference(address_text(*self._switches[0]), *versions, "that host")))
+            case Greeted():
+                self._answered()
+            case Heard(message) if self._meeting.is_on:
+                self._hear(message)
+            case Lost(error):
+                self._seat = None
+                if self._meeting.is_on and self.error is None:
+                    self._call_failed(error)
 
-    def heard(self, message: messages.FromSwitch) -> None:
-        if not self._meeting.is_on:
-            return
+    def _hear(self, message: messages.FromParent) -> None:
         match message:
             case messages.Met():
                 self._meeting.on_met(self._index, message)
@@ -169,17 +189,12 @@ class _Point:
                 error = Failure(kind, text).exception()
                 if isinstance(error, SwitchUnreachableError):  # a rack's switch misses its parent
                     self.leave()
-                    self.call_failed(error)
+                    self._call_failed(error)
                 else:
                     self._give_up(error)
             case _:
                 what = type(message).__name__
                 raise msgspec.DecodeError(f"the switch answered {what} to a host that wants to meet")
-
-    def lost(self, error: Exception) -> None:
-        self._seat = None
-        if self._meeting.is_on and self.error is None:
-            self.call_failed(error)
 
     def leave(self) -> None:
         """Gives up the seat."""
@@ -189,23 +204,9 @@ class _Point:
             self._seat = None
 
 
-class _Call:
-    """This host calls a switch at which it doesn't meet, to see whether it answers."""
-
-    def __init__(self, point: _Point):
-        self._point = point
-
-    def greeted(self, hello: messages.Hello) -> None:
-        self._point.answered()
-
-    def heard(self, message: messages.FromSwitch) -> None: ...
-
-    def lost(self, error: Exception) -> None:
-        self._point.call_failed(error)
-
-
 class Meeting:
-    """A session has one, which keeps its seat and what it knows of the last meeting.
+    """A session has one meeting, which keeps its seat and what it knows of the last time. It reports Met or NotMet,
+    unless it is closed first.
 
     Attributes:
       points: where hosts may meet, in the order in which they would rather do so.
@@ -213,13 +214,11 @@ class Meeting:
       is_on: this host waits for the others.
     """
 
-    def __init__(self, outside: HostOutside, settings: Settings, owner: MeetingOwner, key: bytes | None):
-        """`key`: the job's, if it has one."""
+    def __init__(self, context: HostContext):
+        settings = context.settings
         assert settings.switch is not None
-        assert settings.job is not None
-        self.outside, self._settings, self._owner, self._job = outside, settings, owner, settings.job
+        self._context, self.outside, self._settings = context, context.outside, settings
         self.points: list[Switches] = [settings.switch, *((address,) for address in settings.standby)]
-        self._key = key
         self.last: messages.Met | None = None
         self.is_on = False
         self._points = [_Point(self, index, switches) for index, switches in enumerate(self.points)]
@@ -249,9 +248,9 @@ class Meeting:
 
     # Its points ask this.
 
-    def contact(self, address: tuple[str, int], listener: Listener) -> Contact:
+    def contact(self, address: tuple[str, int], report: Callable[[CallEvent], None]) -> Contact:
         """Calls a switch."""
-        return Contact(self.outside, address, listener, key=self._key, job=self._job)
+        return Contact(self.outside, address, report, job=self._context.job, key=self._context.key)
 
     @property
     def left_s(self) -> float:
@@ -259,7 +258,7 @@ class Meeting:
 
     @property
     def whose(self) -> str:
-        return f"rank {self._settings.rank} of job {self._job!r}"
+        return f"rank {self._settings.rank} of job {self._context.job!r}"
 
     def wait(self, switch: str, seat: Contact) -> Wait:
         """Makes what tells this host's user of its wait."""
@@ -274,7 +273,7 @@ class Meeting:
         quorum = 0 if len(self.points) == 1 else (size + 1) // 2 if point == 0 else size // 2 + 1
         return messages.Meet(
             protocol_version=messages.PROTOCOL_VERSION,
-            job=self._job,
+            job=self._context.job,
             instance=self.outside.instance,
             rank=last.rank if last is not None else settings.rank,
             world_size=settings.world_size,
@@ -307,8 +306,8 @@ class Meeting:
                 point.stop_waiting()
             else:
                 point.leave()
-        log.info("met %d hosts of job %s: rank %d", met.world_size, self._job, met.rank)
-        self._owner.on_met(index, met)
+        log.info("met %d hosts of job %s: rank %d", met.world_size, self._context.job, met.rank)
+        self._context.events.add(Met(index, met))
 
     def gave_up(self) -> None:
         errors = [error for index in self._open if (error := self._points[index].error) is not None]
@@ -318,7 +317,7 @@ class Meeting:
         self.close()
         # A switch that could be reached knows who is missing.
         known = [error for error in errors if not isinstance(error, SwitchUnreachableError)]
-        self._owner.on_not_met((known or errors)[0])
+        self._context.events.add(NotMet((known or errors)[0]))
 
     def close(self) -> None:
         """Gives up the seats."""

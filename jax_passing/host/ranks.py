@@ -3,13 +3,19 @@ set of hosts in which JAX's own collectives sum. This does no I/O."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from jax_passing import config, job_names
-from jax_passing.errors import ConfigError, Failure, PassingError
-from jax_passing.host.host_set import HostSet
-from jax_passing.host.membership import Membership
-from jax_passing.host.outside import HostOutside
+from jax_passing.errors import ConfigError, Failure, PassingError, failure_of
+from jax_passing.host.context import HostContext
+from jax_passing.host.membership import (
+    AllLeft,
+    MemberEvent,
+    MemberFailed,
+    MemberJoined,
+    MemberNotJoined,
+    Membership,
+)
 
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
 
@@ -44,16 +50,49 @@ class Links(NamedTuple):
     switches: int
 
 
-class RanksOwner(Protocol):
-    """The owner hears how the ranks join, unless they are closed first."""
+class HostSet:
+    """Some hosts of the job sum by themselves, in a job of their own at the same switches.
 
-    def joined(self, ranks: "Ranks") -> None: ...
+    Attributes:
+      hosts: their ranks in the job, ascending.
+      membership: this host's, in the job of the set.
+      is_joined: all of them have joined.
+    """
 
-    def not_joined(self, error: PassingError) -> None: ...
+    def __init__(
+        self,
+        context: HostContext,
+        hosts: Sequence[int],
+        on_joined: Callable[["HostSet"], None],
+        on_failed: Callable[[PassingError], None],
+    ):
+        """One of the last two is called, unless the set is closed first."""
+        self.hosts, self.on_joined, self._on_failed = tuple(hosts), on_joined, on_failed
+        self.is_joined = False
+        own = context.replace(
+            job=job_names.of_hosts(context.job, hosts),
+            rank=hosts.index(context.settings.rank),
+            world_size=len(hosts),
+        )
+        self.membership = Membership(dataclasses.replace(own, device_count=0))
+
+    def give_up(self, failure: Failure) -> None:
+        """The job has failed, or the set can't be joined."""
+        if not self.is_joined:
+            self.membership.close()
+            self._on_failed(failure.exception())
+
+    def of_job(self, failure: Failure) -> Failure:
+        """Translates a failure of the set's job, which counts ranks of its own."""
+        message = failure.message
+        if self.hosts != tuple(range(len(self.hosts))):
+            these = ", ".join(f"{own} is rank {rank}" for own, rank in enumerate(self.hosts))
+            message += f" That job counts its own ranks: in the session, {these}."
+        return dataclasses.replace(failure, message=message, ranks=tuple(self.hosts[rank] for rank in failure.ranks))
 
 
 class Ranks:
-    """These ranks begin by calling the switches; `owner` hears what comes of it.
+    """These ranks begin by calling the switches; `receive` says what comes of it.
 
     The devices' ranks belong to a second job; device i of host r has rank r * L + i there. A failure of any job is
     one of all.
@@ -64,19 +103,16 @@ class Ranks:
       sets: its sets of hosts, by their ranks.
     """
 
-    def __init__(
-        self, outside: HostOutside, settings: config.Settings, owner: RanksOwner, device_count: int, key: bytes | None
-    ):
-        """The arguments are those of Membership. Raises ConfigError."""
-        self._outside, self._settings, self._owner = outside, settings, owner
-        self._device_count, self._key = device_count, key
-        self._devices_have_ranks = _devices_have_ranks(settings, device_count)
+    def __init__(self, context: HostContext):
+        """Raises ConfigError."""
+        self._context, self._settings = context, context.settings
+        self._devices_have_ranks = _devices_have_ranks(context.settings, context.device_count)
         self.devices: list[Membership] = []
         self._waited_for = 1  # memberships that have still to join
         self.sets: dict[tuple[int, ...], HostSet] = {}
         self._staying: set[Membership] = set()  # whose job has ranks that haven't left
         self._on_all_left: Callable[[None], None] | None = None
-        self.host = Membership(outside, settings, self, device_count, key)
+        self.host = Membership(context)
 
     @property
     def _all(self) -> list[Membership]:
@@ -86,66 +122,76 @@ class Ranks:
     def _of_sets(self) -> list[Membership]:
         return [each.membership for each in list(self.sets.values()) if each.is_joined]
 
-    # Joining: the owner of its memberships.
+    def receive(self, event: MemberEvent) -> "Ranks | PassingError | None":
+        """Returns what an event of a membership means: these ranks, now that all have joined; why they can't join, and
+        are closed; None: nothing."""
+        member = event.membership
+        host_set = next((each for each in self.sets.values() if each.membership is member), None)
+        match event:
+            case MemberJoined():
+                self._staying.add(member)
+                if host_set is None:
+                    return self._joined(member)
+                host_set.is_joined = True
+                host_set.on_joined(host_set)
+            case MemberNotJoined(_, error) if host_set is not None:
+                del self.sets[host_set.hosts]  # it is given up once
+                host_set.give_up(host_set.of_job(failure_of(error)))
+            case MemberNotJoined(_, error):
+                self.close()
+                return error
+            case MemberFailed(_, failure) if host_set is not None:
+                self.host.fail(host_set.of_job(failure))
+            case MemberFailed(_, failure) if self._waited_for:
+                self.close()
+                return failure.exception()
+            case MemberFailed(_, failure) if member is self.host:
+                self._fail_others(failure)
+            case MemberFailed(_, failure):
+                self.host.fail(self._of_hosts(failure))
+            case AllLeft():
+                self._staying.discard(member)
+                self._tell_if_all_left()
+        return None
 
-    def joined(self, membership: Membership) -> None:
-        self._staying.add(membership)
+    # Joining.
+
+    def _joined(self, member: Membership) -> "Ranks | None":
         self._waited_for -= 1
-        if membership is self.host and self._devices_have_ranks:
-            self._waited_for = self._device_count
-            self.devices = [self._join_device(device) for device in range(self._device_count)]
-        elif self._waited_for == 0:
-            self._owner.joined(self)
+        if member is self.host and self._devices_have_ranks:
+            self._waited_for = self._context.device_count
+            self.devices = [self._join_device(device) for device in range(self._waited_for)]
+        return None if self._waited_for else self
 
     def _join_device(self, device: int) -> Membership:
-        settings, count = self._settings, self._device_count
-        assert settings.job is not None  # there is a switch
-        join = dataclasses.replace(
-            settings,
-            job=job_names.of_devices(settings.job),
-            rank=settings.rank * count + device,
-            world_size=settings.world_size * count,
+        settings, count = self._settings, self._context.device_count
+        return Membership(
+            self._context.replace(
+                job=job_names.of_devices(self._context.job),
+                rank=settings.rank * count + device,
+                world_size=settings.world_size * count,
+            )
         )
-        return Membership(self._outside, join, self, count, self._key)
 
     def join_hosts(
         self, hosts: Sequence[int], on_joined: Callable[[HostSet], None], on_failed: Callable[[Exception], None]
     ) -> None:
-        """Joins the others of a set of hosts, of which this one is. Raises the failure of the ranks, if there is one.
+        """Joins the others of a set of hosts. `hosts` must include this one. Raises the failure of the ranks, if there
+        is one.
 
         One of the last two is called, unless this is closed first."""
         if self.host.failure is not None:
             raise self.host.failure.exception()
-        self.sets[tuple(hosts)] = HostSet(
-            self._outside,
-            self._settings,
-            hosts,
-            self,
-            self._key,
-            on_joined=on_joined,
-            on_failed=on_failed,
-        )
-
-    def set_joined(self, membership: Membership) -> None:
-        self._staying.add(membership)
-
-    def not_joined(self, error: PassingError) -> None:
-        self.close()
-        self._owner.not_joined(error)
+        self.sets[tuple(hosts)] = HostSet(self._context, hosts, on_joined, on_failed)
 
     # Failing and leaving.
 
-    def failed(self, membership: Membership, failure: Failure) -> None:
-        if self._waited_for:
-            self.not_joined(failure.exception())
-        elif membership is self.host:
-            for other in (*self.devices, *self._of_sets):
-                other.fail(failure, tell=False)  # the other hosts hear of it in their job
-            for each in self.sets.values():
-                each.give_up(failure)
-            self._tell_if_all_left()
-        else:
-            self.host.fail(self._of_hosts(failure))
+    def _fail_others(self, failure: Failure) -> None:
+        for other in (*self.devices, *self._of_sets):
+            other.fail(failure, tell=False)  # the other hosts hear of it in their job
+        for each in self.sets.values():
+            each.give_up(failure)
+        self._tell_if_all_left()
 
     def _of_hosts(self, failure: Failure) -> Failure:
         """Translates a failure of the second job, whose ranks count devices."""
@@ -161,10 +207,6 @@ class Ranks:
         self._on_all_left = on_all_left
         for membership in self._all:
             membership.leave()
-        self._tell_if_all_left()
-
-    def all_left(self, membership: Membership) -> None:
-        self._staying.discard(membership)
         self._tell_if_all_left()
 
     def _tell_if_all_left(self) -> None:
@@ -194,7 +236,7 @@ class Ranks:
         """Waits for pending sums. False if some are pending at `until` (monotonic) still, or have failed."""
         for membership in self._all:
             while not membership.transport.drain(SLICE_S):
-                if self.failure is not None or self._outside.now() >= until:
+                if self.failure is not None or self._context.outside.now() >= until:
                     return False
         return self.failure is None
 

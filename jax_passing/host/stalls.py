@@ -66,7 +66,7 @@ class Wait:
     `warn_s`, then ever more rarely."""
 
     def __init__(
-        self, outside: Outside, send: Callable[[Query], None], who: str, switch: str, deadline_s: float, warn_s: float
+        self, outside: Outside, send: Callable[[Query], object], who: str, switch: str, deadline_s: float, warn_s: float
     ):
         """`send`: asks the switch, at this address. `who` waits there, for at most `deadline_s`."""
         self._outside, self._send = outside, send

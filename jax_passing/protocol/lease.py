@@ -25,7 +25,7 @@ class Lease:
         say_heartbeat: Callable[[], None] | None = None,
     ):
         """`on_silent`: is called at most once. `say_heartbeat`: says that this end lives; None: it only answers."""
-        self._outside, self._lease_s = outside, lease_s
+        self._outside, self.lease_s = outside, lease_s
         self._on_silent, self._say_heartbeat = on_silent, say_heartbeat
         self._period_s = lease_s / HEARTBEATS_PER_LEASE / LOOKS_PER_HEARTBEAT
         self._silent_s = 0.0  # until the last look
@@ -40,7 +40,7 @@ class Lease:
         now, late_s = self._outside.now(), LATE_LOOKS * self._period_s
         passed_s, self._since_s = now - self._since_s, now
         self._silent_s += min(passed_s, late_s)
-        if self._silent_s >= self._lease_s:
+        if self._silent_s >= self.lease_s:
             self._on_silent()
             return
         self._timer = self._outside.call_later(self._period_s, self._look)

@@ -193,17 +193,10 @@ class SimulatedSwitch(Process):
 
     def leftovers(self) -> list[str]:
         """Returns what it still holds; nothing once all jobs are over."""
-        plane = self.plane
         left = {
-            "epochs": len(plane.jobs.epochs()),
+            **self.plane.held(),
             "jobs of the data plane": len(self.data_plane.running),
-            "reserved slots": len(plane.jobs.starts._partition._ranges),
-            "meetings": len(plane.meetings._meetings),
-            "jobs whose hosts meet at the parent": len(plane.meetings._at_parent),
-            "seats of racks": plane.meetings._seats_of_racks.total(),
-            "questions": len(plane._questions.pending),
-            "connections": len(self.streams),
-            "connections in the quota": plane.quota._count.total(),
+            "streams": len(self.streams),
             "timers beside the watch": len(self.timers) - 1,
         }
         return [f"{self.machine.host}: {count} {what}" for what, count in left.items() if count]

@@ -54,6 +54,10 @@ class EpochStart:
         self._refuse = refuse
         self._partition = SlotPartition(data_plane.slot_total, slots_per_address)
 
+    @property
+    def slots_held(self) -> int:
+        return self._partition.held
+
     # Preparing.
 
     def prepare(self, epoch: Epoch, above: messages.Prepare | None = None) -> None:

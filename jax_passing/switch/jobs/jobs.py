@@ -128,11 +128,7 @@ class JobTable:
             self._check_room(member)
         job = self._job(name)
         epoch = self._epoch_to_join(job, join, member)
-        if job.epoch is not epoch:
-            job.epoch = epoch
-            if self._uplink_for is not None:
-                epoch.uplink = self._uplink_for(epoch)
-                epoch.uplink.start()
+        is_new, job.epoch = job.epoch is not epoch, epoch
         member.epoch = epoch
         member.ranks[join.rank] = join
         epoch.gone.discard(join.rank)
@@ -140,7 +136,10 @@ class JobTable:
         if member not in epoch.members:
             epoch.members.append(member)
         log.info("%s: rank %d of %d joined", epoch, join.rank, join.world_size)
-        if epoch.uplink is not None:
+        if is_new and self._uplink_for is not None:
+            epoch.uplink = self._uplink_for(epoch)
+            epoch.uplink.start()
+        elif epoch.uplink is not None:
             epoch.uplink.tell_of(member, join.rank)
         elif not epoch.absent():
             self.starts.prepare(epoch)

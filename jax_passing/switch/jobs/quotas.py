@@ -58,6 +58,10 @@ class ConnectionQuota:
         self._unjoined.setdefault(address, {})[guest] = None
         return ""
 
+    @property
+    def connections(self) -> int:
+        return self._count.total()
+
     def _who_goes(self, address: str) -> tuple[Guest | None, str]:
         """Says who has to go so that one more connection of this address may come, and why. The text is empty if nobody
         has to; there is a text and no guest if somebody would have to, and nobody can."""
@@ -67,7 +71,7 @@ class ConnectionQuota:
                 f"{address} has {self._count[address]} connections to this switch, as many as one address may "
                 "(connections_per_address)."
             )
-        is_full = self._count.total() >= self._connections_max
+        is_full = self.connections >= self._connections_max
         if is_full or sum(map(len, self._unjoined.values())) >= UNJOINED_MAX:
             most = max(self._unjoined.values(), key=len, default={})
             what = f"{self._connections_max} connections" if is_full else f"{UNJOINED_MAX} that haven't joined a job"

@@ -24,6 +24,11 @@ class SlotPartition:
         self._per_owner = slot_total if per_owner is None else per_owner
         self._ranges: dict[int, _Range] = {}  # by first slot
 
+    @property
+    def held(self) -> int:
+        """Returns how many slots are taken."""
+        return sum(one.count for one in self._ranges.values())
+
     def who_has_enough(self, count: int, owners: Collection[str]) -> str | None:
         """Returns an owner that would hold more than one may, with so many more slots; None if there is none."""
         for owner in sorted(owners):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from jax_passing.config import RANKS_MAX, address_text
+from jax_passing.config import RANKS_MAX
 from jax_passing.errors import HostJoinedError, HostLostError, JoinError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Connection, Outside, Timer
@@ -22,7 +22,6 @@ from jax_passing.switch.meetings.parties import Parties, parties_of
 from jax_passing.switch.meetings.rack_seats import SeatsOfRack
 from jax_passing.switch.meetings.seats import HostSeat, Refuse, Seat, ToHost
 from jax_passing.switch.meetings.seats_at_parent import SeatsAtParent
-from jax_passing.switch.tree.parent_greeting import CONNECT_TIMEOUT_S
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -64,11 +63,9 @@ class Meetings:
         check_path(path, self._instance)
         if self._parent is not None:
             if job not in self._at_parent:
-                key, parent = self._key_of(job), address_text(*self._parent)
                 self._at_parent[job] = SeatsAtParent(
-                    parent, host.own_name, job, key, self._outside, self._at_parent.pop
+                    self._outside, self._parent, host.own_name, job, self._key_of(job), self._at_parent.pop
                 )
-                self._outside.connect(self._parent, CONNECT_TIMEOUT_S, self._at_parent[job], job, key)
             return self._at_parent[job].seat(host, (*path, self._instance))
         if job not in self._meetings:
             self._meetings[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)
@@ -86,6 +83,14 @@ class Meetings:
         meeting, so we needn't."""
         if self._meetings.get(meeting.job) is meeting:
             del self._meetings[meeting.job]
+
+    def held(self) -> dict[str, int]:
+        """Returns how much it holds, by what it is."""
+        return {
+            "meetings": len(self._meetings),
+            "jobs whose hosts meet at the parent": len(self._at_parent),
+            "seats of racks": self._seats_of_racks.total(),
+        }
 
     def stop(self) -> None:
         """Ends all that happens by itself."""

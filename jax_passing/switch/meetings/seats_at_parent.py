@@ -6,49 +6,42 @@ from collections.abc import Callable
 
 import msgspec
 
+from jax_passing.config import address_text
 from jax_passing.errors import JoinError, SwitchUnreachableError, is_kind
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.lease import HEARTBEATS_PER_LEASE
-from jax_passing.protocol.outside import Connection, Outside, Timer
+from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
+from jax_passing.protocol.outside import Outside
 from jax_passing.switch.jobs.admission import RefusalError
 from jax_passing.switch.meetings.seats import ToHost, answer_query, meet_of
-from jax_passing.switch.tree.parent_greeting import ParentGreeting, problem_of
+from jax_passing.switch.tree.parent_call import ParentCall, cant_reach
 
 log = logging.getLogger("jax_passing.switch")
 
-BEAT_S = 1.0  # at most
-BEATS_MAX = 5  # a parent that leaves so many heartbeats without an answer is gone
+LEASE_MAX_S = 5.0  # of the parent: hosts that wait are to come again soon
 
 
 class SeatsAtParent:
     """These are the seats of one job. One connection to the parent serves them all, over which we hand on what either
     side says. When it ends we hang up on all these hosts, as if this switch were lost, and they come again."""
 
-    line_bytes_max = messages.LINE_BYTES_MAX
-
     def __init__(
         self,
-        parent: str,
+        outside: Outside,
+        parent: tuple[str, int],
         own_name: str,
         job: str,
         key: bytes | None,
-        outside: Outside,
         forget: Callable[[str], object],
     ):
-        """`parent`, `own_name`: the addresses of both switches, for people. `forget`: called with the job when no more
-        seats can be had here."""
-        self._parent, self._own_name = parent, own_name
-        self._job, self._key = job, key
-        self._outside = outside
-        self._forget = forget
-        self._connection: Connection | None = None
-        self._greeting: ParentGreeting | None = None  # once connected
+        """Calls the parent. `own_name`: the address of this switch, for people. `forget`: called with the job when no
+        more seats can be had here."""
+        self._outside, self._own_name, self._job, self._forget = outside, own_name, job, forget
+        self._parent = address_text(*parent)
         self._seats: dict[int, SeatAtParent] = {}
         self._numbers = itertools.count()
-        self._is_greeted = self._has_begun = self._is_answered = self._is_over = False
-        self._beat_timer: Timer | None = None
-        self._beat_s = BEAT_S
-        self._beats = 0  # since it said something
+        self._has_begun = False
+        call = ParentCall(outside, parent, self._on_event, own_name=own_name, job=job, key=key)
+        self._call: ParentCall | None = call  # until it is over
 
     def seat(self, host: ToHost, path: tuple[str, ...]) -> "SeatAtParent":
         """Makes a seat. `path`: the instances of the switches on the host's way to the parent."""
@@ -66,10 +59,12 @@ class SeatsAtParent:
     def tell(self, number: int) -> None:
         """Tells the parent what the host in this seat said, unless the parent hasn't greeted us yet: then it is told
         all at once when it has."""
-        if self._has_begun and number in self._seats:
-            assert self._connection is not None
-            seat = self._seats[number]
-            self._connection.send(messages.RackMeet(number, seat.said, seat.path))
+        if self._has_begun and (seat := self._seats.get(number)) is not None:
+            self._send(messages.RackMeet(number, seat.said, seat.path))
+
+    def _send(self, message: messages.RackMeet) -> None:
+        if self._call is not None:
+            self._call.send(message)
 
     def leave(self, number: int) -> None:
         if self._seats.pop(number, None) is None:
@@ -77,70 +72,32 @@ class SeatsAtParent:
         if not self._seats:
             self._end()
         elif self._has_begun:
-            assert self._connection is not None
-            self._connection.send(messages.RackMeet(number))
+            self._send(messages.RackMeet(number))
 
-    def opened(self, connection: Connection) -> None:
-        self._connection = connection
-        if self._is_over:
-            connection.close()
-        else:
-            self._greeting = ParentGreeting(
-                connection,
-                self._parent,
-                self._own_name,
-                self._job,
-                self._key,
-                self._outside,
-                self.closed,
-            )
-
-    def secured(self) -> None:
-        if self._greeting is not None:
-            self._greeting.secured()
-
-    def heard(self, line: bytes) -> None:
-        if self._is_over:
-            return
-        assert self._greeting is not None
-        try:
-            if self._is_greeted:
-                self._on_message(messages.decode_from_parent(line))
-            elif (hello := self._greeting.heard(line)) is not None:
-                self._is_greeted = True
-                self._beat_s = min(BEAT_S, hello.lease_s / HEARTBEATS_PER_LEASE)
+    def _on_event(self, event: CallEvent) -> None:
+        match event:
+            case Greeted():
                 # One that is full says so right behind its greeting, and hangs up. If we spoke to it before we have
                 # heard that, the kernel would drop what it said.
                 self._outside.call_later(0.0, self._begin)
-        except RefusalError as refusal:
-            self._refuse_all(str(refusal))
-        except (OSError, msgspec.DecodeError) as error:
-            self.closed(error)
+            case Heard(message):
+                self._on_message(message)
+            case Lost(RefusalError() as refusal):
+                self._refuse_all(str(refusal))
+            case Lost(error):
+                self._on_lost(error)
 
     def _begin(self) -> None:
-        if self._is_over:
-            return
-        self._has_begun = True
-        for number in list(self._seats):
-            self.tell(number)
-        self._beat()
-
-    def _beat(self) -> None:
-        if self._beats == BEATS_MAX:
-            self.closed(TimeoutError())
-            return
-        assert self._connection is not None
-        self._connection.send(messages.Heartbeat())
-        self._beats += 1
-        self._beat_timer = self._outside.call_later(self._beat_s, self._beat)
+        if self._call is not None:
+            self._has_begun = True
+            self._call.keep_alive(LEASE_MAX_S)
+            for number in list(self._seats):
+                self.tell(number)
+            self._call.send(messages.Heartbeat())  # by its answer we know that the parent takes seats
 
     def _on_message(self, message: messages.FromParent) -> None:
-        self._beats = 0
         match message:
-            case messages.Heartbeat():
-                self._is_answered = True
             case messages.RackMet(number, answer):
-                self._is_answered = True
                 self._on_answer(number, answer)
             case messages.Refused(kind, text) if is_kind(kind):
                 self._refuse_all(f"The switch at {self._parent} refuses the one at {self._own_name}: {text}", kind)
@@ -165,36 +122,24 @@ class SeatsAtParent:
             seat.host.send(messages.Refused(kind, text[: messages.TEXT_MAX]))
         self._end()
 
-    def closed(self, error: Exception | None) -> None:
-        if self._is_over:
-            return
-        problem = problem_of(error, self._greeting)
-        if self._is_answered:
-            log.info("parent at %s, for hosts of job %r that meet: %s", self._parent, self._job, problem)
+    def _on_lost(self, error: Exception) -> None:
+        assert self._call is not None
+        if self._call.has_answered:
+            log.info("parent at %s, for hosts of job %r that meet: %s", self._parent, self._job, error)
             self._end()
         else:  # hosts try again, until their deadline
-            text = (
-                f"The switch at {self._own_name} can't reach its parent, the switch at {self._parent} ({problem}). Is "
-                "that switch running, and is --parent its address?"
-            )
-            self._refuse_all(text, SwitchUnreachableError.__name__)
+            self._refuse_all(cant_reach(self._own_name, self._parent, error), SwitchUnreachableError.__name__)
 
     def _end(self) -> None:
         """Closes the connection, and those of the hosts that still have seats."""
-        if self._is_over:
+        if self._call is None:
             return
-        self._is_over = True
+        self._call.close()
+        self._call = None
         self._forget(self._job)
-        if self._greeting is not None:
-            self._greeting.end()
-            self._greeting = None  # it leads back here
-        if self._beat_timer is not None:
-            self._beat_timer.cancel()
         for seat in self._seats.values():
             seat.host.close()
         self._seats.clear()
-        if self._connection is not None:
-            self._connection.close()
 
 
 class SeatAtParent:

@@ -122,6 +122,17 @@ class ControlPlane:
         """Returns counters since the start."""
         return dict(self.counts + self.jobs.counts + self.quota.counts + self._watch.counts)
 
+    def held(self) -> dict[str, int]:
+        """Returns how much it holds for members and their jobs, by what it is: nothing once all are gone."""
+        counts = {
+            "epochs": len(self.jobs.epochs()),
+            "slots": self.jobs.starts.slots_held,
+            **self.meetings.held(),
+            "questions": len(self._questions.pending),
+            "connections": self.quota.connections,
+        }
+        return {what: count for what, count in counts.items() if count}
+
     def _abilities(self) -> Abilities:
         data_plane = self._data_plane
         return Abilities(

@@ -28,6 +28,7 @@ class ControlServer(StreamOwner):
 
     Attributes:
       plane: the control plane.
+      streams: its connections.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ControlServer(StreamOwner):
         """Is called in the event loop that it is to run in."""
         super().__init__(asyncio.get_running_loop())
         self._server: asyncio.Server | None = None
-        self._streams: set[Stream] = set()
+        self.streams: set[Stream] = set()
         self._gone = asyncio.Event()  # all of them
         self._gone.set()
         self._accepts_failed = 0
@@ -56,12 +57,12 @@ class ControlServer(StreamOwner):
         if self._server is not None:
             self._server.close()
         self.plane.shut_down()
-        for stream in list(self._streams):
+        for stream in list(self.streams):
             stream.close()
         try:
             await asyncio.wait_for(self._gone.wait(), FAREWELL_S)
         except TimeoutError:
-            for stream in list(self._streams):
+            for stream in list(self.streams):
                 stream.give_up()
             await self._gone.wait()
         for call in self._calls:
@@ -78,17 +79,17 @@ class ControlServer(StreamOwner):
     # Streams use this.
 
     def add(self, stream: Stream) -> None:
-        self._streams.add(stream)
+        self.streams.add(stream)
         self._gone.clear()
 
     def remove(self, stream: Stream) -> None:
-        self._streams.discard(stream)
-        if not self._streams:
+        self.streams.discard(stream)
+        if not self.streams:
             self._gone.set()
 
     def on_stalled(self) -> None:
-        if sum(stream.unsent_bytes for stream in self._streams) > UNSENT_TOTAL_BYTES_MAX:
-            max(self._streams, key=lambda stream: stream.unsent_bytes).give_up_unread()
+        if sum(stream.unsent_bytes for stream in self.streams) > UNSENT_TOTAL_BYTES_MAX:
+            max(self.streams, key=lambda stream: stream.unsent_bytes).give_up_unread()
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

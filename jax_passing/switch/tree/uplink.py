@@ -8,14 +8,14 @@ from jax_passing import _native
 from jax_passing.config import address_text, unicast_address
 from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.lease import Lease
-from jax_passing.protocol.outside import Connection, Outside, Timer
+from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
+from jax_passing.protocol.outside import Outside, Timer
 from jax_passing.switch.data_planes.data_plane import DataPlane, is_power_of_two
 from jax_passing.switch.jobs.admission import RefusalError, least
 from jax_passing.switch.jobs.epoch_states import State
 from jax_passing.switch.jobs.epochs import Epoch, Inquiry, Member
 from jax_passing.switch.jobs.jobs import JobTable
-from jax_passing.switch.tree.parent_greeting import CONNECT_TIMEOUT_S, ParentGreeting, problem_of
+from jax_passing.switch.tree.parent_call import ParentCall, cant_reach
 from jax_passing.switch.tree.questions import Questions
 
 log = logging.getLogger("jax_passing.switch")
@@ -25,10 +25,14 @@ GROUP_TICK_S = 0.01
 
 
 class Uplink:
-    """An uplink lasts until the epoch is over. While that forms, a parent that is away is called again and again.
+    """An uplink lasts until the epoch is over. While that forms, a parent that is away is called again and again. It
+    tells the jobs of this switch what the parent says.
 
     Attributes:
       name: the parent's address, for people.
+      is_connected: the parent has greeted, and was told of the job.
+      data_address: where the parent's data plane listens; once connected.
+      socket: how our data plane speaks to it; None if by its own data port.
     """
 
     def __init__(
@@ -44,188 +48,106 @@ class Uplink:
     ):
         """`secret`: our switch's instance, as only the parent may know it. `key`: the job's, if this switch has one."""
         self._parent = parent
-        self.epoch, self.jobs = epoch, jobs
-        self.questions = questions
-        self.data_plane = data_plane
-        self.outside = outside
-        self.secret, self.key = secret, key
+        self._epoch, self._jobs, self._questions = epoch, jobs, questions
+        self._data_plane, self._outside = data_plane, outside
+        self._secret, self._key = secret, key
         self.name = address_text(*parent)
-        self._conversation = _ParentConversation(self)
+        self._call: ParentCall | None = None
         self._retry: Timer | None = None
         self._problem = "it hasn't answered yet"
+        self.is_connected = False
+        self.data_address = ("", 0)
+        self.socket: _native.UdpSocket | None = None
+        self._group: Timer | None = None  # while we listen to what the parent sends to its group
+        self._is_multicast = False  # how results of a running epoch come
+        self._inquiries: set[Inquiry] = set()
 
     def start(self) -> None:
-        self.outside.connect(self._parent, CONNECT_TIMEOUT_S, self._conversation, self.epoch.job.name, self.key)
-
-    def on_lost(self, problem: str) -> None:
-        """Hears why a conversation has ended, unless we ended it ourselves."""
-        level = logging.INFO if problem == self._problem else logging.WARNING  # it is called four times a second
-        log.log(level, "%s: the parent, the switch at %s, is away: %s", self.epoch, self.name, problem)
-        self._problem = problem
-        self._conversation = _ParentConversation(self)
-        self.jobs.parent_lost(self.epoch, problem)
-        if self.epoch.state is not State.OVER:
-            self._retry = self.outside.call_later(RETRY_S, self.start)
+        names = {"own_name": self._epoch.own_name, "job": self._epoch.job.name}
+        self._call = ParentCall(self._outside, self._parent, self._on_event, key=self._key, **names)
 
     def close(self) -> None:
         """Hangs up: the epoch is over, and asks for nothing any more."""
         if self._retry is not None:
             self._retry.cancel()
-        self._conversation.end()
-        del self._conversation  # it leads back here
+        self._hang_up()
 
-    @property
-    def is_connected(self) -> bool:
-        return self._conversation.is_joined
-
-    @property
-    def data_address(self) -> tuple[str, int]:
-        return self._conversation.data_address
-
-    @property
-    def socket(self) -> _native.UdpSocket | None:
-        return self._conversation.socket
+    def _hang_up(self) -> None:
+        """Ends the connection after what was sent."""
+        self.is_connected = self._is_multicast = False
+        self._stop_listening()
+        for inquiry in list(self._inquiries):
+            inquiry.cancel()
+        self.socket = None  # closed now, unless a job has taken it over
+        if self._call is not None:
+            self._call.close()
+            self._call = None
 
     def send(self, message: messages.Message) -> bool:
         """Never waits. False if the parent has stopped reading. Without a connection it is told when there is one."""
-        return self._conversation.send(message)
+        return self._call is None or not self.is_connected or self._call.send(message)
 
     def tell_of(self, member: Member, rank: int) -> None:
         """Tells the parent that a rank of ours is here."""
-        join = member.ranks[rank]
-        wait_s = max(0.01, member.join_until[rank] - self.outside.now())
-        link_gbit = least(join.link_gbit, self._conversation.link_gbit)
-        self.send(msgspec.structs.replace(join, wait_s=wait_s, link_gbit=link_gbit))
+        if self._call is not None and self.is_connected:
+            join = member.ranks[rank]
+            wait_s = max(0.01, member.join_until[rank] - self._outside.now())
+            link_gbit = least(join.link_gbit, self._call.connection.link_gbit)
+            self._call.send(msgspec.structs.replace(join, wait_s=wait_s, link_gbit=link_gbit))
 
     def explain(self, text: str) -> str:
         """Says why hosts wait in vain: `text` says for what."""
         if not self.is_connected:
-            return (
-                f"The switch at {self.epoch.own_name} can't reach its parent, the switch at {self.name} "
-                f"({self._problem}): {text}. Is that switch running, and is --parent its address?"
-            )
-        return f"The switch at {self.name}, parent of the one at {self.epoch.own_name}, doesn't answer: {text}."
+            return cant_reach(self._epoch.own_name, self.name, self._problem, f": {text}")
+        return f"The switch at {self.name}, parent of the one at {self._epoch.own_name}, doesn't answer: {text}."
 
-    def check_group(self, is_heard: bool) -> None:
-        """Is called while the epoch runs, with whether results come by multicast."""
-        self._conversation.check_group(is_heard)
-
-
-class _ParentConversation:
-    """One connection to the parent, for one epoch. It tells the jobs of this switch what the parent says.
-
-    Attributes:
-      data_address: where the parent's data plane listens; once joined.
-      socket: how our data plane speaks to it; None if by its own data port.
-      link_gbit: rate of our link to it, if known; once joined.
-    """
-
-    def __init__(self, uplink: "Uplink"):
-        self._uplink = uplink
-        self._epoch = uplink.epoch
-        self.data_address = ("", 0)
-        self.socket: _native.UdpSocket | None = None
-        self.link_gbit: float | None = None
-        self.is_joined = False
-        self._connection: Connection | None = None
-        self._is_over = False
-        self._greeting: ParentGreeting | None = None  # once connected
-        self._lease: Lease | None = None  # once joined
-        self._group: Timer | None = None  # while we listen to what the parent sends to its group
-        self._is_multicast = False  # how results of a running epoch come
-        self._inquiries: set[Inquiry] = set()
-
-    line_bytes_max = messages.RELAY_LINE_BYTES_MAX
-
-    def opened(self, connection: Connection) -> None:
-        if self._is_over:
-            connection.close()
-            return
-        self._connection = connection
-        uplink, epoch = self._uplink, self._epoch
-        self._greeting = ParentGreeting(
-            connection, uplink.name, epoch.own_name, epoch.job.name, uplink.key, uplink.outside, self.closed
-        )
-
-    def heard(self, line: bytes) -> None:
-        if self._is_over:
-            return
-        assert self._greeting is not None
-        try:
-            if self._lease is not None:
-                self._lease.heard()
-                self._on_message(messages.decode_from_parent(line))
-            elif (hello := self._greeting.heard(line)) is not None:
+    def _on_event(self, event: CallEvent) -> None:
+        match event:
+            case Greeted(hello):
                 self._join(hello)
-        except RefusalError as refusal:
-            self._uplink.jobs.refuse_all(self._epoch, str(refusal))
-        except (OSError, ValueError, msgspec.DecodeError) as error:
-            self._lose(str(error))
+            case Heard(message):
+                self._on_message(message)
+            case Lost(RefusalError() as refusal):
+                self._jobs.refuse_all(self._epoch, str(refusal))
+            case Lost(error):
+                self._on_lost(str(error))
 
-    def secured(self) -> None:
-        if self._greeting is not None:
-            self._greeting.secured()
-
-    def closed(self, error: Exception | None) -> None:
-        self._lose(problem_of(error, self._greeting))
-
-    def send(self, message: messages.Message) -> bool:
-        """Sends it to the parent. Returns False if that has stopped reading. Before we have joined, and afterwards, it
-        is told nothing."""
-        return self._connection is None or not self.is_joined or self._connection.send(message)
-
-    def end(self) -> None:
-        """Ends the connection after what was sent."""
-        self._is_over, self.is_joined = True, False
-        if self._greeting is not None:
-            self._greeting.end()
-            self._greeting = None  # it leads back here
-        self._stop_listening()
-        if self._lease is not None:
-            self._lease.stop()
-            self._lease = None  # it leads back here
-        for inquiry in list(self._inquiries):
-            inquiry.cancel()
-        self.socket = None  # closed now, unless a job has taken it over
-        if self._connection is not None:
-            self._connection.close()
-
-    def _lose(self, problem: str) -> None:
-        if not self._is_over:
-            self.end()
-            self._uplink.on_lost(problem)
+    def _on_lost(self, problem: str) -> None:
+        level = logging.INFO if problem == self._problem else logging.WARNING  # it is called four times a second
+        log.log(level, "%s: the parent, the switch at %s, is away: %s", self._epoch, self.name, problem)
+        self._problem = problem
+        self._hang_up()
+        self._jobs.parent_lost(self._epoch, problem)
+        if self._epoch.state is not State.OVER:
+            self._retry = self._outside.call_later(RETRY_S, self.start)
 
     def _join(self, hello: messages.Hello) -> None:
-        assert self._connection is not None
-        host = unicast_address(hello.data_host) if hello.data_host else self._connection.host
+        assert self._call is not None
+        try:
+            host = unicast_address(hello.data_host) if hello.data_host else self._call.connection.host
+        except ValueError as error:
+            raise ConnectionError(str(error)) from error
         self.data_address = host, hello.data_port
-        self.socket = self._uplink.data_plane.socket_to(*self.data_address)
-        self.link_gbit = self._connection.link_gbit
-        own_plane, epoch = self._uplink.data_plane, self._epoch
-        self._connection.send(
+        self.socket = self._data_plane.socket_to(*self.data_address)
+        own_plane, epoch = self._data_plane, self._epoch
+        self._call.send(
             messages.RackJoin(
                 protocol_version=messages.PROTOCOL_VERSION,
                 job=epoch.job.name,
-                instance=self._uplink.secret,
+                instance=self._secret,
                 name=epoch.own_name,
                 udp_port=own_plane.port if self.socket is None else self.socket.port,
                 data_host=own_plane.host if self.socket is None else "",
             )
         )
-        self.is_joined = True
-        self._lease = Lease(self._uplink.outside, hello.lease_s, self._on_silence, self._beat)
+        self.is_connected = True
+        self._call.keep_alive()
         for member in epoch.members:
             for rank in member.ranks:
-                self._uplink.tell_of(member, rank)
-
-    def _beat(self) -> None:
-        self.send(messages.Heartbeat())
-
-    def _on_silence(self) -> None:
-        self.closed(TimeoutError())
+                self.tell_of(member, rank)
 
     def _on_message(self, message: messages.FromParent) -> None:
-        epoch, jobs, is_running = self._epoch, self._uplink.jobs, self._epoch.state is State.RUNNING
+        epoch, jobs, is_running = self._epoch, self._jobs, self._epoch.state is State.RUNNING
         match message:
             case messages.GroupOffer():
                 self._join_group(message)
@@ -237,21 +159,21 @@ class _ParentConversation:
                 if rank is None:
                     jobs.refuse_all(epoch, text, kind)
                 else:
-                    log.warning("the switch at %s refused rank %d of %s: %s", self._uplink.name, rank, epoch, text)
+                    log.warning("the switch at %s refused rank %d of %s: %s", self.name, rank, epoch, text)
                     jobs.refuse(epoch, message)
             case messages.Relay():
-                jobs.relay(epoch, message, self._uplink)
+                jobs.relay(epoch, message, self)
             case messages.Left(ranks) if is_running:
-                jobs.leave(epoch, ranks, self._uplink)
+                jobs.leave(epoch, ranks, self)
             case messages.Ask() if is_running:
-                self._uplink.questions.answer(epoch, message, self._uplink, self._inquiries, self.send)
+                self._questions.answer(epoch, message, self, self._inquiries, self.send)
             case messages.Answer():
-                self._uplink.questions.on_answer(self._uplink, message)
+                self._questions.on_answer(self, message)
             case messages.Failed(kind) if is_kind(kind):
-                jobs.fail(epoch, message, reporter=self._uplink)
+                jobs.fail(epoch, message, reporter=self)
             case messages.Bye() if is_running:
                 jobs.finish(epoch)
-            case messages.Heartbeat() | messages.Ask() | messages.Left():
+            case messages.Ask() | messages.Left():
                 pass
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} from the parent, {epoch.state.value}")
@@ -261,7 +183,7 @@ class _ParentConversation:
         self._is_multicast = welcome.multicast
         if self.socket is not None and not welcome.multicast:
             self.socket.leave_group()
-        self._uplink.jobs.welcome(self._epoch, welcome)
+        self._jobs.welcome(self._epoch, welcome)
 
     # The parent's multicast.
 
@@ -285,7 +207,7 @@ class _ParentConversation:
             self._stop_listening()
             self.send(messages.GroupHeard(nonce))
         else:
-            self._group = self._uplink.outside.call_later(GROUP_TICK_S, lambda: self._listen(nonce))
+            self._group = self._outside.call_later(GROUP_TICK_S, lambda: self._listen(nonce))
 
     def _stop_listening(self) -> None:
         if self._group is not None:
@@ -293,8 +215,9 @@ class _ParentConversation:
             self._group = None
 
     def check_group(self, is_heard: bool) -> None:
-        """Tells the parent if results come by multicast no longer. It then sends each of its members its own."""
+        """Is called while the epoch runs. Tells the parent if results come by multicast no longer (`is_heard`): it then
+        sends each of its members its own."""
         if self._is_multicast and not is_heard:
             self._is_multicast = False
-            log.warning("%s: results of %s come by multicast no longer; telling it", self._epoch, self._uplink.name)
+            log.warning("%s: results of %s come by multicast no longer; telling it", self._epoch, self.name)
             self.send(messages.GroupLost())

@@ -309,36 +309,7 @@ def test_a_host_with_a_key_says_nothing_but_its_job_to_a_switch_of_another_versi
     assert len(impostor.heard) == 5 + length  # one record of TLS
 
 
-def drip(connected):
-    """A record of 16 KB that never ends."""
-    with suppress(OSError):
-        for byte in b"\x16\x03\x03\x40\x00" + bytes(200):
-            connected.sendall(bytes([byte]))
-            time.sleep(0.05)
-
-
-def test_a_handshake_that_drips_ends_at_the_deadline():
-    impostor = Impostor(then=drip)
-    began = time.monotonic()
-    with pytest.raises(SwitchUnreachableError):
-        join_impostor(impostor, 1.0)
-    assert time.monotonic() - began < 10
-
-
 def test_a_switch_that_hangs_up_in_the_handshake_is_tried_again():
     impostor = Impostor(then=lambda connected: connected.shutdown(socket.SHUT_RDWR))
     with pytest.raises(SwitchUnreachableError):
         join_impostor(impostor, 1.0)
-
-
-@pytest.mark.parametrize("lines", [(), (HELLO,)], ids=["refused", "greeted and refused"])
-def test_a_refusal_instead_of_the_handshake_is_told(lines):
-    impostor = Impostor(*lines, messages.Refused("JoinError", "as many as one address may"))
-    with pytest.raises(SwitchUnreachableError, match=r"\(it says: as many as one address may\)"):
-        join_impostor(impostor, 0.2)
-
-
-def test_something_else_instead_of_the_handshake():
-    impostor = Impostor(then=lambda connected: connected.sendall(b"HTTP/1.1 400\r\n\r\n"))
-    with pytest.raises(SwitchUnreachableError, match="it is no jax_passing switch"):
-        join_impostor(impostor, 2.0)

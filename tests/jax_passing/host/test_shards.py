@@ -12,9 +12,8 @@ import pytest
 import jax_passing
 from jax_passing.config import address_text, parse_address
 from jax_passing.errors import ConfigError, DeadlineExceededError, JoinError, SwitchLostError, SwitchUnreachableError
+from jax_passing.host import contact, membership
 from jax_passing.host import session as sessions
-from jax_passing.host import shard as shards
-from jax_passing.host.contact import Contact
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from support.host.stalls import Stall
@@ -132,20 +131,20 @@ def test_the_one_that_does_not_answer_is_named(three):
 
 
 def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch):
-    monkeypatch.setattr(shards, "CONNECTED_S", 0.2)
+    monkeypatch.setattr(membership, "CONNECTED_S", 0.2)
     first, _, late = three.each
     host, port = parse_address(late.address)
     late.stop()
     called = Counter()
 
-    class Counted(Contact):
+    class Counted(contact.Contact):
         def __init__(self, outside, address, *arguments, **key_of_job):
             called[address_text(*address)] += 1
             if called[first.address] == 2 and len(three.each) == 3:
                 three.each.append(SwitchThread(listen=(host, port)))
             super().__init__(outside, address, *arguments, **key_of_job)
 
-    monkeypatch.setattr(shards, "Contact", Counted)
+    monkeypatch.setattr(contact, "Contact", Counted)
     with jax_passing.init(three.address, rank=0, world_size=1, join_deadline_s=20):
         assert (total(ONES) == 2).all()
     three.each[-1].stop()

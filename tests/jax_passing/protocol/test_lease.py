@@ -1,35 +1,11 @@
 """Either end of a connection notices that the other is silent, on a clock that the test moves."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from jax_passing.protocol.lease import HEARTBEATS_PER_LEASE, Lease
+from support.moved_outside import MovedOutside
 
 LEASE_S = 30.0
-
-
-class MovedOutside:
-    """Timers ring when the test moves the clock over them; late, if it moves it at one go."""
-
-    def __init__(self):
-        self.now_s, self.timers = 1000.0, []
-
-    def now(self):
-        return self.now_s
-
-    def call_later(self, delay_s, callback):
-        timer = (self.now_s + delay_s, callback)
-        self.timers.append(timer)
-        return SimpleNamespace(cancel=lambda: self.timers.remove(timer) if timer in self.timers else None)
-
-    def pass_by(self, seconds, step_s=0.1):
-        end_s = self.now_s + seconds
-        while self.now_s < end_s:
-            self.now_s = min(end_s, self.now_s + step_s)
-            for timer in [timer for timer in self.timers if timer[0] <= self.now_s]:
-                self.timers.remove(timer)
-                timer[1]()
 
 
 @pytest.fixture

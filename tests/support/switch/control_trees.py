@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import itertools
+import socket
+from types import SimpleNamespace
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs.epochs import State
@@ -34,6 +36,25 @@ def in_tree(racks=2, **changes):
     return in_loop(run)
 
 
+async def circle(tree):
+    """Returns two switches that are each other's parents."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    one = await tree.add(SimpleNamespace(address=address))
+    return one, await tree.add(one, listen=address)
+
+
+@contextlib.asynccontextmanager
+async def parent_that(converse):
+    """A parent for which the test converses, with the `address` and `name` of a Switch."""
+    server = await asyncio.start_server(converse, "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+    try:
+        yield SimpleNamespace(address=address, name="{}:{}".format(*address))
+    finally:
+        server.close()
+
+
 async def join_all(*switches, each=2, **changes):
     """`each` hosts at every one of these switches, ranks in order."""
     world_size = each * len(switches)
@@ -59,7 +80,7 @@ async def kill(switch):
         epoch.state = State.OVER
         if epoch.uplink is not None:
             epoch.uplink.close()
-    for stream in list(switch.server._streams):
+    for stream in list(switch.server.streams):
         stream.give_up()
     switch.plane.jobs._jobs.clear()
     await switch.server._server.wait_closed()

@@ -5,9 +5,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from jax_passing.config import Settings, parse_switches
+from jax_passing.host.context import Events, HostContext
 from jax_passing.host.loop import Loop
-from jax_passing.host.meeting import Meeting
-from jax_passing.host.membership import Membership
+from jax_passing.host.meeting import Meeting, Met
+from jax_passing.host.membership import MemberJoined, MemberNotJoined, Membership
 from jax_passing.switch.server.serve import serve
 from jax_passing.switch.server.settings import SwitchSettings
 from support.switch.serving_thread import ServingThread
@@ -48,14 +49,17 @@ class Member:
             raise
 
     def _join(self, settings, device_count, key, joined, not_joined):
-        self.joined, self.not_joined = joined, not_joined
-        Membership(self._loop, settings, self, device_count, key)
+        self._joined, self._not_joined = joined, not_joined
+        Membership(HostContext(self._loop, settings, Events(self._on), key, device_count))
 
-    def failed(self, membership, failure):
-        self._all_left.set()
-
-    def all_left(self, membership):
-        self._all_left.set()
+    def _on(self, event):
+        match event:
+            case MemberJoined(membership):
+                self._joined(membership)
+            case MemberNotJoined(_, error):
+                self._not_joined(error)
+            case _:
+                self._all_left.set()
 
     def call(self, function, *arguments):
         return self._loop.call(function, *arguments)
@@ -76,7 +80,7 @@ class Member:
 
     def lose_switch(self, shard=0):
         """Its connection breaks."""
-        self.call(self.membership.shards[shard]._contact._connection.give_up)
+        self.call(self.membership.shards[shard].calls.contact.connection.give_up)
 
     def leave(self):
         self.call(self.membership.leave)
@@ -95,14 +99,20 @@ class Guest:
     def __init__(self, settings, instance, key=None):
         self._loop = Loop()
         self._loop.instance = instance
-        self._meeting = Meeting(self._loop, settings, self, key)
+        self._meeting = Meeting(HostContext(self._loop, settings, Events(self._on), key))
 
     def meet(self, step=None, within_s=20.0):
         """Returns where they have met, and what they have agreed on."""
         return self._loop.wait(lambda *outcomes: self._meet(step, within_s, *outcomes))
 
+    def _on(self, event):
+        if isinstance(event, Met):
+            self._met((event.point, event.met))
+        else:
+            self._not_met(event.error)
+
     def _meet(self, step, within_s, met, not_met):
-        self.on_met, self.on_not_met = lambda *what: met(what), not_met
+        self._met, self._not_met = met, not_met
         self._meeting.meet(range(len(self._meeting.points)), step, (), time.monotonic() + within_s)
 
     def close(self):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs.admission import Abilities, RefusalError, common_lanes, least, rank_of_host, rank_of_rack
 from support.switch.control import join_of_version, scenario
-from support.switch.control_trees import in_tree, job
+from support.switch.control_trees import circle, in_tree, job
 
 NEWER = messages.PROTOCOL_VERSION + 1
 RACK = Abilities("rack", 1024, 360, False, False, None)
@@ -276,7 +276,5 @@ async def test_a_job_named_like_a_shard_is_refused(tree, root, rack):
 
 @in_tree(racks=0)
 async def test_parents_in_a_circle_are_refused(tree, root):
-    rack = await tree.add(root)
-    root.plane._parent = rack.address
-    root.plane.jobs._uplink_for = root.plane._uplink_for
-    assert "lead in a circle" in await (await rack.join(0, 2)).refusal()
+    one, _ = await circle(tree)
+    assert "lead in a circle" in await (await one.join(0, 2)).refusal()

@@ -2,52 +2,10 @@
 
 import asyncio
 
-import pytest
-
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs import quotas
-from jax_passing.switch.jobs.admission import Abilities, RefusalError, rank_of_host
-from jax_passing.switch.jobs.epochs import Member
-from jax_passing.switch.jobs.jobs import JobTable
-from support.switch.control import RecordingDataPlane, StillOutside, scenario, until
+from support.switch.control import scenario, until
 from support.switch.control_trees import in_tree, job, kill, rack_says
-
-
-def _next_epoch(jobs: JobTable, name: str) -> tuple[int, int]:
-    """(the job's number, its epoch's)."""
-    host = messages.Join(messages.PROTOCOL_VERSION, name, 0, 2, ("y",), 1, "x", 1.0)
-    join, member = (
-        rank_of_host(host, "h", Abilities("y", 1, 360, False, False, None)),
-        Member(None, "x", ("h", 1), 0.0, 0.0),
-    )
-    epoch = jobs._epoch_to_join(jobs._job(name), join, member)
-    return epoch.job.number, epoch.number
-
-
-def test_numbers_of_jobs_wrap_and_are_never_zero_or_in_use():
-    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
-    jobs._numbers._job_last = 65534
-    assert [jobs._job(name).number for name in "abc"] == [65535, 1, 2]
-    jobs._numbers._job_last = 65534
-    assert jobs._job("d").number == 3
-
-
-def test_no_pair_of_job_and_epoch_comes_back():
-    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
-    jobs._numbers._epoch_count[1] = 65533
-    assert [_next_epoch(jobs, "a") for _ in range(4)] == [(1, 65534), (1, 65535), (2, 1), (2, 2)]
-    # The numbers wrapped: 1 has no epochs left, 2 is a's, and the one who had 3 was forgotten.
-    jobs._numbers._job_last, jobs._numbers._epoch_count[3] = 65535, 40
-    assert _next_epoch(jobs, "b") == (3, 41)
-    jobs._numbers._epoch_count.update(dict.fromkeys(range(1, 65536), 65535))
-    with pytest.raises(RefusalError, match="restart it"):
-        jobs._job("c")
-
-
-def test_numbers_begin_anywhere(monkeypatch):
-    monkeypatch.setattr(StillOutside, "random_bits", lambda self, count: 65534)
-    jobs = JobTable(RecordingDataPlane(), StillOutside(), lease_s=1)
-    assert [_next_epoch(jobs, name) for name in "aaabb"] == [(65535, 65535), (65535, 1), (65535, 2), (1, 65535), (1, 1)]
 
 
 @scenario()

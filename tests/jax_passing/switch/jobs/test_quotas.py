@@ -77,7 +77,6 @@ def test_nobody_who_has_joined_makes_room():
     for member in members:
         assert not member.enter()
         member.join()
-    assert quota._unjoined == {}
     assert Guest(quota, "c").enter() == "This switch has 3 connections, as many as it may."
     members[0].leave()
     assert not Guest(quota, "c").enter()
@@ -121,8 +120,7 @@ def test_no_limit_is_passed_and_nothing_is_left(steps):
         assert all(count <= 4 for count in Counter(one.address for one in inside).values())
     for guest in inside:
         guest.leave()
-    assert not quota._count
-    assert not quota._unjoined
+    assert quota.connections == 0
 
 
 # In the switch.
@@ -142,7 +140,7 @@ async def test_a_thousand_connections_keep_no_host_out_and_are_refused_by_name(s
     for number in range(1000):
         stranger = await switch.connect()
         if number % 100 == 99:
-            assert len(switch.server._streams) <= 5  # two of hosts, one of a stranger, those that are closing
+            assert len(switch.server.streams) <= 5  # two of hosts, one of a stranger, those that are closing
     late = await switch.connect()
     refused = await stranger.receive()
     assert (refused.kind, await stranger.receive()) == ("JoinError", None)
@@ -156,7 +154,7 @@ async def test_a_thousand_connections_keep_no_host_out_and_are_refused_by_name(s
         host.send(messages.Leave())
     for host in running:
         assert await host.receive() == messages.Bye()
-    await until(lambda: not switch.plane.quota._count)
+    await until(lambda: not switch.plane.quota.connections)
 
 
 @scenario(connections_per_address=2)
@@ -186,7 +184,7 @@ def test_who_begins_handshakes_and_hangs_up_is_refused_by_name_and_nobody_else(c
         for _ in range(3):
             assert await begin("127.0.0.1") == b"\x16"
             switch.hosts[-1].writer.close()
-            await until(lambda: not switch.server._streams)
+            await until(lambda: not switch.server.streams)
         assert await begin("127.0.0.1") == b"{"
         await switch.hosts[-1].reader.readline()
         refused = await switch.hosts[-1].receive()

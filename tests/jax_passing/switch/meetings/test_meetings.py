@@ -64,7 +64,7 @@ async def test_too_few_hear_who_is_here(switch):
     assert "Here is rank 1, and it needs 2 hosts" in (await host.receive()).trouble
     refusal = await host.refusal()
     assert "within the 0.2 s that rank 1 waited. Here is rank 1, and it needs 2 hosts" in refusal
-    assert not switch.plane.meetings._meetings
+    assert "meetings" not in switch.plane.held()
 
 
 @scenario()
@@ -118,4 +118,4 @@ async def test_nonsense_costs_the_seat(switch):
         host = await seat(switch, 0)
         host.send(line)
         assert await host.receive() is None
-    await until(lambda: not switch.plane.meetings._meetings)
+    await until(lambda: "meetings" not in switch.plane.held())

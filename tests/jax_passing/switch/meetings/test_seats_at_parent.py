@@ -6,7 +6,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.meetings import seats_at_parent
 from support.switch.control import until
-from support.switch.control_trees import in_tree
+from support.switch.control_trees import circle, in_tree
 from support.switch.seats import meet, met, seat
 
 
@@ -15,7 +15,7 @@ async def test_the_root_decides_for_hosts_of_all_racks(tree, root, left, right):
     hosts = [await seat(switch, rank, 3, 3) for rank, switch in enumerate((left, right, root))]
     heard = await met(*hosts)
     assert [one.rank for one in heard] == [0, 1, 2]
-    assert not left.plane.meetings._meetings
+    assert "meetings" not in left.plane.held()
     hosts[1].writer.close()
     for rank in (0, 2):
         hosts[rank].send(meet(rank, 3, 1, wait_s=0.0, step=4, meeting=heard[0].meeting, hosts=3))
@@ -26,7 +26,7 @@ async def test_the_root_decides_for_hosts_of_all_racks(tree, root, left, right):
 @in_tree(racks=1)
 async def test_a_root_that_is_gone_ends_the_seats_below_it(tree, root, rack):
     host = await seat(rack, 0, 2, 2)
-    await until(lambda: root.plane.meetings._meetings)
+    await until(lambda: "meetings" in root.plane.held())
     host.send(messages.Query())
     assert (
         f"Of the hosts of job 'a', 1 came to this switch. Its parent, the switch at {root.name}, waits"
@@ -49,7 +49,7 @@ async def test_a_racks_hosts_take_one_connection_of_its_parent_for_each_job(tree
     }
     for hosts in jobs.values():
         await met(*hosts)
-    assert len(root.server._streams) == 2
+    assert len(root.server.streams) == 2
     hosts = jobs["a"]
     hosts[0].writer.close()
     for rank in range(1, 8):
@@ -57,9 +57,9 @@ async def test_a_racks_hosts_take_one_connection_of_its_parent_for_each_job(tree
     await met(*hosts[1:])
     for host in hosts[1:]:
         host.writer.close()
-    await until(lambda: len(root.server._streams) == 1)
-    assert root.plane.meetings._meetings.keys() == rack.plane.meetings._at_parent.keys() == {"b"}
-    assert root.plane.meetings._seats_of_racks == {"127.0.0.1": 8}
+    await until(lambda: len(root.server.streams) == 1)
+    assert root.plane.held() == {"meetings": 1, "seats of racks": 8, "connections": 1}
+    assert rack.plane.held()["jobs whose hosts meet at the parent"] == 1
     assert root.plane.stats().keys() & {"connections_refused", "connections_displaced"} == set()
 
 
@@ -82,7 +82,7 @@ async def test_the_seats_of_one_address_have_so_much_room_and_no_more(tree, root
     try:
         racks = [await tree.add(root), await tree.add(root)]
         hosts = [await seat(racks[rank % 2], rank, 4, 4) for rank in range(3)]
-        await until(lambda: root.plane.meetings._seats_of_racks["127.0.0.1"] == 3)
+        await until(lambda: root.plane.held().get("seats of racks") == 3)
         refusal = await (await seat(racks[1], 3, 4, 4)).refusal()
         assert refusal == "3 hosts have seats here through switches at 127.0.0.1, as many as may be."
         assert root.plane.stats()["joins_refused"] == 1
@@ -98,9 +98,7 @@ async def test_a_rack_whose_host_speaks_of_another_job_leaves_nothing(tree, root
     said = meet(0)
     rack.send(messages.RackMeet(0, said), messages.RackMeet(0), messages.RackMeet(1, meet(1, job="b")))
     assert await rack.receive() is None
-    await until(lambda: not root.server._streams)
-    assert not root.plane.meetings._meetings
-    assert not root.plane.meetings._seats_of_racks
+    await until(lambda: root.plane.held() == {})
 
 
 @in_tree()
@@ -110,9 +108,7 @@ async def test_through_several_levels(tree, root, spine, other):
     await met(*hosts)
     for host in hosts:
         host.writer.close()
-    await until(lambda: not any(switch.plane.meetings._at_parent for switch in (*racks, spine, other)))
-    await until(lambda: not root.plane.meetings._meetings)  # the root hears last
-    assert not root.plane.meetings._seats_of_racks
+    await until(lambda: not any(switch.plane.held() for switch in (*racks, spine, other, root)))
 
 
 @in_tree(racks=0)
@@ -124,10 +120,7 @@ async def test_hosts_that_are_refused_leave_nothing_at_any_level(tree, root):
         assert "that rank 0 waited" in await host.refusal()
         assert await host.receive() is None
         host.writer.close()
-    await until(lambda: not middle.server._streams and not root.server._streams)
-    assert not rack.plane.meetings._at_parent
-    assert not middle.plane.meetings._at_parent
-    assert not root.plane.meetings._seats_of_racks
+    await until(lambda: not any(switch.plane.held() for switch in (rack, middle, root)))
 
 
 @in_tree(racks=0, connections_per_address=1)
@@ -142,19 +135,18 @@ async def test_a_parent_that_is_full_is_named_to_all_hosts_of_a_rack(tree, root)
 @in_tree(racks=1)
 async def test_a_parent_that_falls_silent_ends_the_seats(tree, root, rack):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(seats_at_parent, "BEAT_S", 0.05)
+        patch.setattr(seats_at_parent, "LEASE_MAX_S", 0.3)
         host = await seat(rack, 0, 2, 2)
-        await until(lambda: root.plane.meetings._meetings)
-        for stream in root.server._streams:
+        await until(lambda: "meetings" in root.plane.held())
+        for stream in root.server.streams:
             stream.send = lambda _: True
         assert await host.receive() is None
 
 
 @in_tree(racks=0)
 async def test_switches_that_are_each_others_parents(tree, root):
-    rack = await tree.add(root)
-    root.plane.meetings._parent = rack.address
-    host = await seat(rack, 0)
+    one, other = await circle(tree)
+    host = await seat(one, 0)
     assert "lead in a circle" in await host.refusal()
     host.writer.close()
-    await until(lambda: not rack.plane.meetings._at_parent and not root.plane.meetings._at_parent)
+    await until(lambda: one.plane.held() == other.plane.held() == {})

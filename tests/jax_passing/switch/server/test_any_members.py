@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jax_passing.host.contact import CONNECT_TIMEOUT_S
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.caller import CONNECT_TIMEOUT_S
 from simulation.packetless import packetless_switch, packetless_world
 from simulation.world import Machine, Process, World
 
@@ -196,12 +196,7 @@ def play(data: bytes) -> None:
     _pass(world, 60.0)
     process = switch.process
     assert process.data_plane.running == {}, process.data_plane.running
-    assert not list(process.plane.jobs.epochs()), list(process.plane.jobs.epochs())
-    meetings = process.plane.meetings
-    assert not meetings._meetings, meetings._meetings
-    assert not meetings._at_parent, meetings._at_parent
-    assert not meetings._seats_of_racks, meetings._seats_of_racks
-    assert not process.plane.quota._count, process.plane.quota._count
+    assert process.plane.held() == {}
 
 
 def _pass(world: World, time_s: float) -> None:

@@ -25,7 +25,7 @@ async def test_a_host_that_asks_and_doesnt_read_is_lost(switch):
     failed = await hosts[1].receive()
     assert (failed.kind, failed.ranks) == ("HostLostError", (0,))
     assert "asks and doesn't read the answers" in failed.message
-    await until(lambda: not switch.server._streams)
+    await until(lambda: not switch.server.streams)
 
 
 @scenario()
@@ -38,7 +38,7 @@ async def test_a_fault_of_ours_costs_no_place_among_the_connections(switch):
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)
     hosts[1].send(messages.Heartbeat())
     assert (await hosts[0].receive()).ranks == (1,)
-    await until(lambda: not switch.server._streams)
+    await until(lambda: not switch.server.streams)
 
 
 @pytest.mark.parametrize("end", ["inside a line", "too long a line", "reset"])
@@ -49,7 +49,7 @@ def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
     @scenario()
     async def run(switch):
         stranger = await switch.connect()
-        (stream,) = map(weakref.ref, switch.server._streams)
+        (stream,) = map(weakref.ref, switch.server.streams)
         lines = weakref.ref(stream()._lines)
         stranger.send(b"x" * (messages.RELAY_LINE_BYTES_MAX + 1 if end == "too long a line" else 1000))
         if end == "reset":
@@ -57,7 +57,7 @@ def test_what_was_read_is_freed_with_its_connection(monkeypatch, end):
             stranger.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, nothing_waits)
         if end != "too long a line":
             stranger.writer.close()
-        await until(lambda: not switch.server._streams)
+        await until(lambda: not switch.server.streams)
         await asyncio.sleep(0.05)  # its timers refer to it
         assert (stream(), lines()) == (None, None)
 
@@ -110,7 +110,7 @@ async def begin_handshake(switch, address="127.0.0.1"):
     """Sends half of what begins a handshake."""
     reader, writer = await asyncio.open_connection(*switch.address, local_addr=(address, 0))
     writer.write(Channel.caller("a", b"?" * 32).take_outgoing()[:100])
-    await until(lambda: any(stream._channel for stream in switch.server._streams))
+    await until(lambda: any(stream._channel for stream in switch.server.streams))
     return reader, writer
 
 
@@ -125,8 +125,8 @@ def test_a_handshake_that_fails_leaves_nothing(monkeypatch, end):
             writer.write(b"x" * 1000)
         elif end == "hanging up":
             writer.close()
-        await until(lambda: not switch.server._streams)
-        assert not switch.plane.quota._count
+        await until(lambda: not switch.server.streams)
+        assert not switch.plane.quota.connections
         writer.close()
 
     run()
@@ -180,7 +180,7 @@ def test_what_all_have_unread_is_bounded(monkeypatch):
         quiet, _ = await switch.job(job="quiet")
         hosts, _ = await switch.job(3)
         await relay_until_rank_1_is_lost(hosts)
-        assert sum(stream.unsent_bytes for stream in switch.server._streams) <= 3 * messages.RELAY_BYTES_MAX
+        assert sum(stream.unsent_bytes for stream in switch.server.streams) <= 3 * messages.RELAY_BYTES_MAX
         quiet[0].send(messages.Heartbeat())
         assert await quiet[0].receive() == messages.Heartbeat()
 

@@ -16,8 +16,8 @@ from jax_passing.switch.meetings.seats import HostSeat
 from jax_passing.switch.meetings.seats_at_parent import SeatAtParent, SeatsAtParent
 from jax_passing.switch.server.control_server import Stream
 from jax_passing.switch.server.member_conversation import MemberConversation
-from jax_passing.switch.tree.parent_greeting import ParentGreeting
-from jax_passing.switch.tree.uplink import Uplink, _ParentConversation
+from jax_passing.switch.tree.parent_call import ParentCall
+from jax_passing.switch.tree.uplink import Uplink
 from support.switch.control import Host, scenario, until
 from support.switch.control_trees import in_tree, job
 from support.switch.seats import met, seat
@@ -29,12 +29,11 @@ KINDS = (
     Meeting,
     Member,
     MemberConversation,
-    ParentGreeting,
+    ParentCall,
     SeatAtParent,
     SeatsAtParent,
     Stream,
     Uplink,
-    _ParentConversation,
 )
 KEY = b"k" * 32
 
@@ -114,7 +113,7 @@ def test_a_job_of_a_tree(end):
     @in_tree()
     async def run(tree, root, left, right):
         hosts, _ = await job(left, right, each=1)
-        several = references(Epoch, Member, MemberConversation, Stream, Uplink, _ParentConversation)
+        several = references(Epoch, Member, MemberConversation, Stream, Uplink, ParentCall)
         await end(hosts)
         await all_freed(several)
 
@@ -125,7 +124,7 @@ def test_a_job_of_a_tree(end):
 async def test_hosts_that_meet(tree, root, rack):
     hosts = [await seat(root, 0), await seat(rack, 1)]
     await met(*hosts)
-    several = references(HostSeat, SeatAtParent, SeatsAtParent, MemberConversation, Stream)
+    several = references(HostSeat, SeatAtParent, SeatsAtParent, MemberConversation, ParentCall, Stream)
     for host in hosts:
         host.writer.close()
     await all_freed(several)
@@ -159,7 +158,7 @@ def test_a_job_with_a_key(end):
 async def test_a_handshake_that_fails(switch):
     _, writer = await asyncio.open_connection(*switch.address)
     writer.write(Channel.caller("a", b"?" * 32).take_outgoing())
-    await until(lambda: any(stream._channel for stream in switch.server._streams))
+    await until(lambda: any(stream._channel for stream in switch.server.streams))
     several = references(MemberConversation, Stream)
     writer.write(b"?" * 100)
     await all_freed(several)

@@ -151,7 +151,7 @@ def test_a_rack_that_has_no_ranks_is_given_up(monkeypatch, several):
         rack.send(messages.RackJoin(messages.PROTOCOL_VERSION, "a", "r", "far:1", 4242), *several)
         with contextlib.suppress(ConnectionError):
             assert await rack.receive() is None
-        await until(lambda: not root.server._streams)
+        await until(lambda: not root.server.streams)
 
     run()
 

@@ -156,8 +156,8 @@ def test_questions_of_a_rack_end_when_it_goes(monkeypatch):
     @in_tree(racks=0)
     async def run(tree, root):
         asking = await asking_rack(root)
-        await until(lambda: root.plane._questions.pending)
+        await until(lambda: "questions" in root.plane.held())
         asking.writer.close()
-        await until(lambda: not root.plane._questions.pending)
+        await until(lambda: "questions" not in root.plane.held())
 
     run()

@@ -2,14 +2,18 @@
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing.protocol import control_messages as messages
-from support.switch.control_trees import LEASE_S, in_tree, job, kill
+from support.switch.control_trees import LEASE_S, in_tree, job, kill, parent_that
 from support.switch.foreign_messages import foreign_messages
+
+HELLO = messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p")
 
 
 @in_tree()
@@ -27,7 +31,7 @@ async def test_a_lost_root_is_named_by_the_racks(tree, root, left, right):
 async def test_a_silent_root_is_lost_when_its_lease_ends(tree, root, left, right):
     hosts, _ = await job(left, right, each=1)
     root.plane._watch.stop()
-    for connection in root.server._streams:
+    for connection in root.server.streams:
         connection.send = lambda _: True
     answer = messages.Heartbeat()
     while answer == messages.Heartbeat():
@@ -70,53 +74,25 @@ def test_a_parent_that_isnt_there_is_named_at_the_join_deadline(caplog):
 @pytest.mark.parametrize("data_host", ["localhost", "255.255.255.255"])
 def test_a_parent_whose_packets_come_from_no_ip_address_of_one_machine(data_host):
     async def parent(_, writer):
-        writer.write(messages.encode(messages.Hello(messages.PROTOCOL_VERSION, data_host, 4242, "p")))
+        writer.write(messages.encode(msgspec.structs.replace(HELLO, data_host=data_host)))
 
-    @in_tree(racks=1)
-    async def run(tree, root, rack):
-        server = await asyncio.start_server(parent, "127.0.0.1", 0)
-        rack.plane._parent = server.sockets[0].getsockname()
-        refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
+    @in_tree(racks=0)
+    async def run(tree, root):
+        async with parent_that(parent) as there:
+            rack = await tree.add(there)
+            refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
         assert refused.kind == "SwitchUnreachableError"
         assert "IP address" in refused.message
-        server.close()
 
     run()
 
 
-@in_tree(racks=1)
-async def test_a_parents_name_that_no_resolver_takes(tree, root, rack):
-    rack.plane._parent = ("a..b", 7171)
+@in_tree(racks=0)
+async def test_a_parents_name_that_no_resolver_takes(tree, root):
+    rack = await tree.add(SimpleNamespace(address=("a..b", 7171)))
     refused = await (await rack.join(0, 2, join_deadline_s=2.0)).receive()
     assert refused.kind == "SwitchUnreachableError"
     assert "label empty or too long" in refused.message
-    rack.plane._parent = root.address
-    await job(rack)
-
-
-@in_tree(racks=1)
-async def test_nobody_has_left_a_job_before_it_runs(tree, root, rack):
-    """A rank that has left may be silent, and nobody would notice."""
-
-    async def parent(reader, writer):
-        def say(*several):
-            writer.write(b"".join(map(messages.encode, several)))
-
-        say(messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p"))
-        for _ in range(2):  # the rack's join, and its rank's
-            await reader.readline()
-        say(messages.Left((0,)), messages.Prepare(1, 256, 360, False, (0,)))
-        await reader.readline()
-        say(messages.Welcome(1, 1, 0, 256, 0, 360))
-        await reader.read()
-        writer.close()
-
-    server = await asyncio.start_server(parent, "127.0.0.1", 0)
-    rack.plane._parent = server.sockets[0].getsockname()
-    assert isinstance(await (await rack.join(0, 2)).receive(), messages.Welcome)
-    (epoch,) = rack.plane.jobs.epochs()
-    assert not epoch.left
-    server.close()
 
 
 @pytest.mark.slow
@@ -124,20 +100,18 @@ async def test_nobody_has_left_a_job_before_it_runs(tree, root, rack):
 @given(st.lists(foreign_messages, max_size=6))
 def test_nothing_that_a_parent_says_stops_a_rack(several):
     async def parent(reader, writer):
-        for message in (messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "p"), *several):
+        for message in (HELLO, *several):
             writer.write(message if isinstance(message, bytes) else messages.encode(message))
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()
 
-    @in_tree(racks=1)
-    async def run(tree, root, rack):
-        server = await asyncio.start_server(parent, "127.0.0.1", 0)
-        rack.plane._parent = server.sockets[0].getsockname()
-        first = await rack.join(0, 1, job="b", join_deadline_s=0.02)
-        await first.receive()
-        server.close()
-        rack.plane._parent = root.address
+    @in_tree(racks=0)
+    async def run(tree, root):
+        async with parent_that(parent) as there:
+            rack = await tree.add(there)
+            await (await rack.join(0, 1, job="b", join_deadline_s=0.02)).receive()
+        await tree.add(listen=there.address)
         await job(rack)
         assert rack.is_watched
 
@@ -145,33 +119,68 @@ def test_nothing_that_a_parent_says_stops_a_rack(several):
 
 
 class SpokenParent:
-    """A parent for which the test speaks."""
+    """A parent for which the test speaks, over the connection of one job."""
+
+    def __init__(self):
+        self._called = asyncio.Event()
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def of(cls, rack):
-        self, connected = cls(), asyncio.Event()
+    async def with_rack(cls, tree):
+        """Makes a rack's switch below it."""
+        self = cls()
+        async with parent_that(self._converse) as there:
+            yield await tree.add(there), self
 
-        async def parent(reader, writer):
-            self.reader, self.writer = reader, writer
-            self.say(messages.Hello(messages.PROTOCOL_VERSION, "", 4242, "parent"))
-            connected.set()
+    async def _converse(self, reader, writer):
+        self._reader, self.writer = reader, writer
+        self.say(HELLO)
+        self._called.set()
 
-        server = await asyncio.start_server(parent, "127.0.0.1", 0)
-        rack.plane._parent = server.sockets[0].getsockname()
-        self.connected = connected.wait()
-        yield self
-        server.close()
+    def say(self, *several):
+        self.writer.write(b"".join(map(messages.encode, several)))
 
-    def say(self, message):
-        self.writer.write(messages.encode(message))
-
-    async def hear(self, kind):
-        """The next message of this kind."""
+    async def hear(self, *kinds):
+        """Returns the next message of these kinds."""
+        await self._called.wait()
         while True:
-            message = messages.decode_from_member(await asyncio.wait_for(self.reader.readline(), 10))
-            if isinstance(message, kind):
+            message = messages.decode_from_member(await asyncio.wait_for(self._reader.readline(), 10))
+            if isinstance(message, kinds):
                 return message
+
+
+WELCOME = messages.Welcome(1, 1, 0, 256, 0, 360)
+
+
+@in_tree(racks=0)
+async def test_nobody_has_left_a_job_before_it_runs(tree, root):
+    """A rank that has left may be silent, and nobody would notice."""
+    async with SpokenParent.with_rack(tree) as (rack, parent):
+        host = await rack.join(0, 2)
+        await parent.hear(messages.RankJoin)
+        parent.say(messages.Left((0,)), counts_on(1, 0))
+        await parent.hear(messages.Prepared)
+        parent.say(WELCOME)
+        assert isinstance(await host.receive(), messages.Welcome)
+        host.send(messages.Query())
+        assert (await host.receive()).left == ()
+
+
+@in_tree(racks=0)
+async def test_a_rack_that_hears_the_group_no_longer_tells_its_parent_once(tree, root):
+    async with SpokenParent.with_rack(tree) as (rack, parent):
+        await rack.join(0, 2)
+        await parent.hear(messages.RankJoin)
+        parent.say(counts_on(1, 0))
+        await parent.hear(messages.Prepared)
+        parent.say(msgspec.structs.replace(WELCOME, multicast=True))
+        await asyncio.sleep(0.3)
+        rack.data_plane.deaf = True
+        assert await parent.hear(messages.GroupLost, messages.Left) == messages.GroupLost()
+        await asyncio.sleep(0.3)
+        (host,) = rack.hosts
+        host.send(messages.Leave())
+        assert await parent.hear(messages.GroupLost, messages.Left) == messages.Left((0,))
 
 
 def counts_on(attempt, *ranks):
@@ -181,31 +190,27 @@ def counts_on(attempt, *ranks):
 @in_tree(racks=0)
 async def test_a_rack_prepares_once_its_parent_counts_on_its_ranks_and_no_others(tree, root):
     """Else a host that the parent is about to refuse would contribute."""
-    rack = await tree.add(root)
-    async with SpokenParent.of(rack) as parent:
+    async with SpokenParent.with_rack(tree) as (rack, parent):
         host, stray = await rack.join(0, 2), await rack.join(1, 2)
-        await parent.connected
         assert {(await parent.hear(messages.RankJoin)).rank for _ in range(2)} == {0, 1}
         parent.say(counts_on(1, 0))  # its rank 1 is elsewhere; what it says of this one comes later
         parent.say(messages.Refused("JoinError", "Rank 1 is elsewhere.", 1))
         assert await stray.refusal() == "Rank 1 is elsewhere."
-        assert (await parent.hear((messages.RankGone, messages.Prepared))) == messages.RankGone(1)
-        assert (await parent.hear((messages.RankGone, messages.Prepared))) == messages.Prepared(1)
+        assert (await parent.hear(messages.RankGone, messages.Prepared)) == messages.RankGone(1)
+        assert (await parent.hear(messages.RankGone, messages.Prepared)) == messages.Prepared(1)
         (epoch,) = rack.plane.jobs.epochs()
         assert [member.ranks.keys() for member in epoch.members] == [{0}]
         # From now on it has said who contributes.
         late = await rack.join(1, 2)
         assert "is starting (epoch 1) with 2 other hosts: rank 1 is among them" in await late.refusal()
-        parent.say(messages.Welcome(1, 1, 0, 256, 0, 360))
+        parent.say(WELCOME)
         assert isinstance(await host.receive(), messages.Welcome)
 
 
 @in_tree(racks=0)
 async def test_what_the_parent_announced_is_void_when_it_is_lost_or_counts_anew(tree, root):
-    rack = await tree.add(root)
-    async with SpokenParent.of(rack) as parent:
+    async with SpokenParent.with_rack(tree) as (rack, parent):
         await rack.join(0, 3), await rack.join(1, 3)
-        await parent.connected
         for _ in range(2):
             await parent.hear(messages.RankJoin)
         parent.say(counts_on(1, 0))
