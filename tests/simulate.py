@@ -1,7 +1,7 @@
 """Whole clusters on a virtual clock, each from a seed: python tests/simulate.py --seeds 1000
 
-The control planes, slot pools and hosts' cores are those that are shipped; tests/simulation has the rest. What fails is
-printed with the command that replays it, and shrunk. `--build` is where CMake has built _simulation.
+The control planes, and the cores of switches and hosts, are those that are shipped; tests/simulation has the rest. What
+fails is printed with the command that replays it, and shrunk. `--build` is where CMake has built _simulation.
 """
 
 import argparse

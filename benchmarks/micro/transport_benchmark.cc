@@ -71,7 +71,7 @@ class Cluster {
                           .slots_per_shard = kSlotCount};
       std::vector<UdpSocket> socket;
       socket.push_back(std::move(sockets[rank]));
-      hosts_.push_back(std::make_unique<Transport>(std::move(socket), TransportOptions{.job = job}));
+      hosts_.push_back(std::make_unique<Transport>(std::move(socket), RankOptions{.job = job}));
     }
     relay_ = std::thread([this] {  // of rank 0's order, as a session does it
       while (!ending_) {

@@ -1,4 +1,4 @@
-"""Hosts: the shipped control side and AllReduce in a simulated world, and what they do with their sums."""
+"""Hosts: the shipped control side and RankCore in a simulated world, and what they do with their sums."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -66,9 +66,7 @@ class Transport:
         self._packets.execute(self._host, execution, sites, spread_us)
 
     def deliver_order_message(self, content):
-        failure = self._packets.order_message(self._host, content)
-        if failure is not None:
-            self._events.transport_failed(*failure)
+        self._packets.order_message(self._host, content)
 
     def note_stall(self, note):
         self._packets.note_stall(self._host, note)

@@ -1,4 +1,4 @@
-"""Switches: the shipped control plane in front of the shipped slot pool, in a simulated world."""
+"""Switches: the shipped control plane in front of the shipped SwitchCore, in a simulated world."""
 
 from collections.abc import Callable
 from ipaddress import IPv4Address

@@ -179,11 +179,14 @@ void AllReduce::SendChunk(const PlacedSegment& placed, uint32_t chunk) {
 
 // ---------------------------------------------------------------- receiving
 
-void AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us) {
+bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us) {
   ++stats_.packets_received;
   stats_.bytes_received += packet.size();
   wire::Header header;
-  const auto drop = [&] { ++stats_.packets_dropped; };
+  const auto drop = [&] {
+    ++stats_.packets_dropped;
+    return false;
+  };
   if (failure_) return drop();
   if (wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
   const auto position = window_.InFlight(header.sequence);
@@ -203,7 +206,8 @@ void AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   if (!data) lanes = packets_.Maxima(placed, chunk, lanes, scratch);
   if (lanes == nullptr || (data && !packets_.IsSum(placed, chunk, header.flags, lanes))) {
     // Before the exponents are known, another rank may have guessed others: then nobody needs this result.
-    return data && !known ? drop() : OnWrongSum(placed, *position);
+    if (known || !data) OnWrongSum(placed, *position);
+    return drop();
   }
   wrong_results_.erase(*position);
   window_.OnResult(*position, now_us, /*in_order=*/data && !placed.segment().guesses());
@@ -220,6 +224,7 @@ void AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
     if (auto sum = log_.Finish(placed)) Complete(std::move(sum));
   }
   Retire();
+  return true;
 }
 
 void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes) {
@@ -249,7 +254,6 @@ void AllReduce::TakeData(const PlacedSegment& placed, uint32_t chunk, const uint
 // If somebody sent it in the switch's name, the switch's own result comes as well, sooner or later. But if the switch
 // itself holds a wrong sum, it answers with that sum again and again.
 void AllReduce::OnWrongSum(const PlacedSegment& placed, uint64_t position) {
-  ++stats_.packets_dropped;
   ++stats_.sums_wrong;
   if (++wrong_results_[position] <= kMaxWrongResults) return;
   failure_ = {

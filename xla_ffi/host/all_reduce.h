@@ -72,7 +72,8 @@ class AllReduce {
   void Start(Sum sum, int64_t now_us);
   // More elements of a sum can be read; see Collective::Ready.
   void OnReady(const SumKey& key, uint64_t elements);
-  void OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
+  // Returns whether a sum waited for it.
+  bool OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
   // The reason why the job can't go on, if it can't. From then on nothing is sent or received; call Fail.
   const std::optional<Failure>& failure() const { return failure_; }
   // Returns the failure if the message makes no sense.

@@ -44,15 +44,15 @@ std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Fail
 void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, const std::string& job, uint16_t rank,
                    uint32_t world_size, uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s,
                    double deadline_s, const std::optional<nb::bytes>& check_key, uint64_t seed) {
-  TransportOptions options{.job = {.name = job,
-                                   .rank = rank,
-                                   .world_size = world_size,
-                                   .shards = {},
-                                   .slots_per_shard = slots_per_shard,
-                                   .lanes_per_chunk = lanes_per_chunk,
-                                   .seed = seed},
-                           .warn_s = warn_s,
-                           .deadline_s = deadline_s};
+  RankOptions options{.job = {.name = job,
+                              .rank = rank,
+                              .world_size = world_size,
+                              .shards = {},
+                              .slots_per_shard = slots_per_shard,
+                              .lanes_per_chunk = lanes_per_chunk,
+                              .seed = seed},
+                      .warn_s = warn_s,
+                      .deadline_s = deadline_s};
   if (check_key) {
     if (check_key->size() != SumCheck::kKeyBytes) throw std::invalid_argument("a key of sums has another length");
     std::memcpy(options.job.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);

@@ -46,7 +46,7 @@ UdpSwitch::UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count
                 Watch(socket.fd(), {Source::kQueue, static_cast<uint32_t>(queue)});
               }),
       port_(queues_.socket(JobQueues::kOther).port()),
-      pool_(slot_count) {
+      core_(slot_count, [this](const Outgoing& out) { Send(out); }) {
   Watch(stop_.get(), {Source::kStop});
   thread_ = std::thread([this] { Serve(); });
   pthread_setname_np(thread_.native_handle(), "passing-switch");
@@ -59,9 +59,6 @@ void UdpSwitch::AddJob(const JobSlots& job, std::optional<MulticastGroup> group,
   if (job.parent.has_value() != uplink.has_value()) {
     throw std::invalid_argument("a job has both a parent and a socket to it, or neither");
   }
-  if (!own_addresses.empty() && own_addresses.size() != job.addresses.size()) {
-    throw std::invalid_argument("each worker knows us by one address");
-  }
   JobSlots native = job;
   std::lock_guard lock(mutex_);
   const UdpSocket& own = queues_.socket(JobQueues::kOther);
@@ -73,25 +70,23 @@ void UdpSwitch::AddJob(const JobSlots& job, std::optional<MulticastGroup> group,
   // epoll forgets a refused uplink when its sockets are closed.
   if (uplink) Watch(uplink->socket.fd(), {Source::kUplink, job.job});
   if (uplink && uplink->group) Watch(uplink->group->fd(), {Source::kUplinkGroup, job.job});
-  pool_.AddJob(native);
-  RemoveRoute(job.job);
+  core_.AddJob(
+      native,
+      {.group = group, .own = std::move(own_addresses), .hears_parents_group = uplink && uplink->group.has_value()});
+  CloseSockets(job.job);
   const size_t queue = queues_.Take(job.job, native.addresses);
-  routes_.insert_or_assign(job.job, Route{.queue = queue,
-                                          .workers = std::move(native.addresses),
-                                          .own = std::move(own_addresses),
-                                          .group = group,
-                                          .uplink = std::move(uplink)});
+  sockets_.insert_or_assign(job.job, Sockets{.queue = queue, .uplink = std::move(uplink)});
 }
 
 void UdpSwitch::StopMulticast(uint16_t job) {
   std::lock_guard lock(mutex_);
-  if (const auto found = routes_.find(job); found != routes_.end()) found->second.group.reset();
+  core_.StopMulticast(job);
 }
 
 void UdpSwitch::RemoveJob(uint16_t job) {
   std::lock_guard lock(mutex_);
-  pool_.RemoveJob(job);
-  RemoveRoute(job);
+  core_.RemoveJob(job);
+  CloseSockets(job);
 }
 
 void UdpSwitch::Probe(const MulticastGroup& group, const wire::ProbeName& name, uint16_t lanes) {
@@ -107,13 +102,12 @@ void UdpSwitch::Probe(const MulticastGroup& group, const wire::ProbeName& name, 
 
 bool UdpSwitch::HearsParentsGroup(uint16_t job) const {
   std::lock_guard lock(mutex_);
-  const auto found = routes_.find(job);
-  return found == routes_.end() || !found->second.parents_group.lost();
+  return core_.HearsParentsGroup(job);
 }
 
 SlotVersion UdpSwitch::VersionOf(uint32_t slot, uint8_t version) const {
   std::lock_guard lock(mutex_);
-  return pool_.VersionOf(slot, version);
+  return core_.VersionOf(slot, version);
 }
 
 UdpSwitchStats UdpSwitch::stats() const {
@@ -123,10 +117,10 @@ UdpSwitchStats UdpSwitch::stats() const {
     stats.socket += queues_.socket(queue).stats();
     stats.packets_overflowed += queues_.Drops(queue);
   }
-  for (const auto& [job, route] : routes_) {
-    if (route.uplink) stats.socket += route.uplink->socket.stats();
+  for (const auto& [job, sockets] : sockets_) {
+    if (sockets.uplink) stats.socket += sockets.uplink->socket.stats();
   }
-  for (int i = 0; i < kVerdictCount; ++i) stats.verdicts[i] = pool_.Count(static_cast<Verdict>(i));
+  for (int i = 0; i < kVerdictCount; ++i) stats.verdicts[i] = core_.Count(static_cast<Verdict>(i));
   return stats;
 }
 
@@ -151,12 +145,12 @@ void UdpSwitch::Watch(int fd, Source source) {
   }
 }
 
-void UdpSwitch::RemoveRoute(uint16_t job) {
-  const auto found = routes_.find(job);
-  if (found == routes_.end()) return;
+void UdpSwitch::CloseSockets(uint16_t job) {
+  const auto found = sockets_.find(job);
+  if (found == sockets_.end()) return;
   if (found->second.uplink) stats_.socket += found->second.uplink->socket.stats();
   queues_.Return(job);
-  routes_.erase(found);
+  sockets_.erase(found);
 }
 
 // ---------------------------------------------------------------- what the thread does
@@ -184,92 +178,47 @@ void UdpSwitch::ServeNext() {
   if (socket == nullptr) return;
   const bool by_group = source.kind == Source::kUplinkGroup;
   const uint64_t began_ns = MonotonicNs();
-  socket->Receive([this, by_group](auto datagram, const Address& from) { OnDatagram(datagram, from, by_group); },
-                  queues_.is_shared() ? kSharedMessages : BatchReceiver::kBatch);
-  Flush();
+  const auto on_datagram = [this, by_group](std::span<const uint8_t> datagram, const Address& from) {
+    ++stats_.packets_received;
+    stats_.bytes_received += datagram.size();
+    core_.OnPacket(datagram, from, by_group);
+  };
+  socket->Receive(on_datagram, queues_.is_shared() ? kSharedMessages : BatchReceiver::kBatch);
+  core_.Flush();
   const uint64_t took_ns = MonotonicNs() - began_ns;
   turns_.Charge(queue, queue == JobQueues::kOther ? kOtherWeight * took_ns : took_ns);
 }
 
-void UdpSwitch::OnDatagram(std::span<const uint8_t> datagram, const Address& from, bool by_group) {
-  ++stats_.packets_received;
-  stats_.bytes_received += datagram.size();
-  const Action action = pool_.OnPacket(datagram, from);
-  if (action.verdict == Verdict::kAnswered) CountWay(routes_.at(action.job), by_group);
-  if (action.to != SendTo::kNobody) Queue(action);
-}
-
-void UdpSwitch::CountWay(Route& route, bool by_group) {
-  if (!route.uplink || !route.uplink->group) return;
-  if (by_group) {
-    route.parents_group.OnGroupResults(1);
-  } else {
-    route.parents_group.OnOwnResults(1);
-  }
-}
-
 size_t UdpSwitch::QueueOf(const Source& source) const {
   if (source.kind == Source::kQueue) return source.number;
-  const auto found = routes_.find(static_cast<uint16_t>(source.number));
-  return found == routes_.end() ? JobQueues::kOther : found->second.queue;
+  const auto found = sockets_.find(static_cast<uint16_t>(source.number));
+  return found == sockets_.end() ? JobQueues::kOther : found->second.queue;
 }
 
 UdpSocket* UdpSwitch::SocketOf(const Source& source) {
   if (source.kind == Source::kQueue) return &queues_.socket(source.number);
-  const auto found = routes_.find(static_cast<uint16_t>(source.number));
-  if (found == routes_.end() || !found->second.uplink) return nullptr;
+  const auto found = sockets_.find(static_cast<uint16_t>(source.number));
+  if (found == sockets_.end() || !found->second.uplink) return nullptr;
   Uplink& uplink = *found->second.uplink;
   if (source.kind == Source::kUplink) return &uplink.socket;
   return uplink.group ? &*uplink.group : nullptr;
 }
 
-void UdpSwitch::Queue(const Action& action) {
-  const uint16_t worker = action.to == SendTo::kWorker ? action.worker : wire::kEveryWorker;
-  if (batches_.empty() || batches_.back().job != action.job || batches_.back().to != action.to ||
-      batches_.back().worker != worker) {
-    batches_.push_back({action.job, action.to, worker, packet_bytes_.size(), output_.size()});
-  }
-  output_.insert(output_.end(), action.packet.begin(), action.packet.end());
-  packet_bytes_.push_back(static_cast<uint16_t>(action.packet.size()));
-}
-
-void UdpSwitch::Flush() {
-  for (size_t i = 0; i < batches_.size(); ++i) {
-    const Batch& batch = batches_[i];
-    const bool last = i + 1 == batches_.size();
-    const size_t end = last ? packet_bytes_.size() : batches_[i + 1].first_packet;
-    const size_t bytes = (last ? output_.size() : batches_[i + 1].first_byte) - batch.first_byte;
-    Send(batch, std::span(packet_bytes_).subspan(batch.first_packet, end - batch.first_packet), bytes);
-  }
-  batches_.clear();
-  output_.clear();
-  packet_bytes_.clear();
-}
-
-void UdpSwitch::Send(const Batch& batch, std::span<const uint16_t> packet_bytes, size_t bytes) {
-  Route& route = routes_.at(batch.job);
-  // The job's own socket: a full link holds up what this job sends, and no other job.
-  UdpSocket* socket = &queues_.socket(route.queue);
-  std::span<const Address> destinations = route.workers, from = route.own;
-  size_t copies = destinations.size();
-  if (batch.to == SendTo::kParent) {
-    socket = &route.uplink->socket;
-    destinations = from = {};  // it is connected
-    copies = 1;
-  } else if (batch.to == SendTo::kWorker) {
-    destinations = destinations.subspan(batch.worker, 1);
-    if (!from.empty()) from = from.subspan(batch.worker, 1);
-    copies = 1;
-  } else if (route.group && socket->MulticastFrom(route.group->from)) {
-    destinations = {&route.group->group, 1};
+void UdpSwitch::Send(const Outgoing& out) {
+  Sockets& own = sockets_.at(out.job);
+  // Its own socket: a full link holds up what this job sends, and no other job. The uplink's is connected.
+  UdpSocket& socket = out.workers.empty() ? own.uplink->socket : queues_.socket(own.queue);
+  std::span<const Address> to = out.workers, from = out.from;
+  if (out.group != nullptr && socket.MulticastFrom(out.group->from)) {
+    to = {&out.group->group, 1};
     from = {};  // see MulticastFrom
-    copies = 1;
-    stats_.results_multicast += packet_bytes.size();
+    stats_.results_multicast += out.packet_bytes.size();
   }
   const int wait_ms = queues_.is_shared() ? kSharedWaitMs : BatchSender::kWaitMs;
-  socket->Send(output_.data() + batch.first_byte, packet_bytes, destinations, wait_ms, from);
-  stats_.packets_sent += packet_bytes.size() * copies;
-  stats_.bytes_sent += bytes * copies;
+  socket.Send(out.bytes.data(), out.packet_bytes, to, wait_ms, from);
+  const size_t copies = std::max<size_t>(to.size(), 1);
+  stats_.packets_sent += out.packet_bytes.size() * copies;
+  stats_.bytes_sent += out.bytes.size() * copies;
 }
 
 }  // namespace passing

@@ -1,4 +1,4 @@
-// A slot pool behind a UDP port: the software data plane.
+// A switch behind a UDP port: the software data plane. It has the sockets and the thread of a SwitchCore.
 #ifndef XLA_FFI_SWITCH_UDP_SWITCH_H_
 #define XLA_FFI_SWITCH_UDP_SWITCH_H_
 
@@ -17,8 +17,7 @@
 #include "net/udp_socket.h"
 #include "switch/fair_turns.h"
 #include "switch/job_queues.h"
-#include "switch/slot_pool.h"
-#include "wire/group_watch.h"
+#include "switch/switch_core.h"
 #include "wire/probe.h"
 
 namespace passing {
@@ -32,12 +31,6 @@ struct UdpSwitchStats {
   uint64_t packets_overflowed = 0;  // lost because they came faster than they were handled
   uint64_t results_multicast = 0;   // results sent once for all workers
   UdpSocketStats socket;
-};
-
-// The group to which a job's results are sent once for all workers, and the address of ours that sends them.
-struct MulticastGroup {
-  Address group;
-  Address from;
 };
 
 // The sockets between a job and its parent. `socket` is connected to the parent's address: contributions go up and
@@ -93,42 +86,24 @@ class UdpSwitch {
     uint32_t number = 0;  // of the queue, or of the uplink's job
   };
 
-  // Where a job's packets go.
-  struct Route {
+  // The sockets that a job's packets pass.
+  struct Sockets {
     size_t queue;
-    std::vector<Address> workers;
-    std::vector<Address> own;  // by which each worker knows us; or empty
-    std::optional<MulticastGroup> group;
     std::optional<Uplink> uplink;
-    wire::GroupWatch parents_group{};  // if the uplink has one
-  };
-
-  // Packets that go the same way, side by side in output_.
-  struct Batch {
-    uint16_t job;
-    SendTo to;
-    uint16_t worker;  // of SendTo::kWorker
-    size_t first_packet;
-    size_t first_byte;
   };
 
   void Watch(int fd, Source source);
 
   // The methods from here on are called with mutex_ held, but Serve.
-  void RemoveRoute(uint16_t job);  // closes the uplink's sockets, so that epoll forgets them
+  void CloseSockets(uint16_t job);  // of the uplink, so that epoll forgets them
   void Serve();
   // Receives one batch from the readable source whose job has used the least time so far.
   void ServeNext();
-  void OnDatagram(std::span<const uint8_t> datagram, const Address& from, bool by_group);
-  // Counts whether a parent's result came to its group or to the uplink itself.
-  void CountWay(Route& route, bool by_group);
   // The queue whose time it takes to serve this source.
   size_t QueueOf(const Source& source) const;
   // Null if the job was removed meanwhile.
   UdpSocket* SocketOf(const Source& source);
-  void Queue(const Action& action);
-  void Flush();
-  void Send(const Batch& batch, std::span<const uint16_t> packet_bytes, size_t bytes);
+  void Send(const Outgoing& out);
 
   const Descriptor epoll_;
   const Descriptor stop_;
@@ -136,14 +111,11 @@ class UdpSwitch {
   JobQueues queues_;
   const uint16_t port_;
   FairTurns turns_;  // by queue
-  SlotPool pool_;
-  std::unordered_map<uint16_t, Route> routes_;  // by job
+  SwitchCore core_;
+  std::unordered_map<uint16_t, Sockets> sockets_;  // by job
   UdpSwitchStats stats_;
   std::vector<Source> readable_;  // as epoll reported them last; the thread's alone
   std::vector<size_t> readable_queues_;
-  std::vector<Batch> batches_;
-  std::vector<uint8_t> output_;
-  std::vector<uint16_t> packet_bytes_;
   std::mutex close_mutex_;
   std::thread thread_;
 };

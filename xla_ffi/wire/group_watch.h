@@ -13,19 +13,13 @@ class GroupWatch {
   // Ethernet switch on the way forgot the membership.
   static constexpr uint32_t kLostResults = 64;
 
-  void OnGroupResults(uint64_t results) {
-    if (results > 0) own_results_ = 0;
-  }
-  // Results that were sent to this member alone, as it had asked for them. True if the group is lost since these.
-  bool OnOwnResults(uint64_t results) {
-    if (lost()) return false;
-    own_results_ += results;
-    return lost();
-  }
-  bool lost() const { return own_results_ >= kLostResults; }
+  void OnGroupResult() { own_results_ = 0; }
+  // A result that was sent to this member alone, as it had asked for it. True if the group is lost since then.
+  bool OnOwnResult() { return !lost() && ++own_results_ == kLostResults; }
+  bool lost() const { return own_results_ == kLostResults; }
 
  private:
-  uint64_t own_results_ = 0;  // in a row
+  uint32_t own_results_ = 0;  // in a row
 };
 
 }  // namespace passing::wire

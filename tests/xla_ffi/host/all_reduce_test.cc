@@ -8,8 +8,7 @@
 #include <optional>
 #include <random>
 
-#include "../tests/xla_ffi/host/support/cluster.h"
-#include "../tests/xla_ffi/host/support/workload.h"
+#include "../tests/xla_ffi/net/fake_network.h"
 #include "host/order/order.h"
 #include "host/sums/sum_plan.h"
 #include "wire/lanes.h"

@@ -37,28 +37,30 @@ Faults FaultsOf(double loss, double duplicate, double reorder, int64_t delay_us,
           .stale_us = stale_us};
 }
 
-nb::object EventTuple(const Event& event) {
-  const Stall& stall = event.stall;
-  switch (event.kind) {
-    case Event::kOrderMessage:
-      return nb::make_tuple("order", event.who, nb::bytes(event.text.data(), event.text.size()));
-    case Event::kStalled:
-      return nb::make_tuple(
-          "stalled", event.who, event.stalled_s,
-          nb::make_tuple(stall.site_name, stall.key.execution, stall.key.step, stall.waits_for_gpu,
-                         stall.waits_for_order, stall.shard, stall.slot, stall.version, stall.sequence));
-    case Event::kGroupLost:
-      return nb::make_tuple("group_lost", event.who, event.number);
-    case Event::kFailed:
-      return nb::make_tuple("failed", event.who, event.kind_of_failure, event.text);
-    case Event::kHeard:
-      return nb::make_tuple("heard", event.who);
-    case Event::kExecuted:
-      return nb::make_tuple("executed", event.who, event.number);
-    case Event::kViolation:
-      return nb::make_tuple("violation", event.who, event.text);
-  }
-  return nb::none();
+nb::object TupleOf(uint32_t who, const OrderMessage& order) {
+  return nb::make_tuple("order", who, nb::bytes(order.bytes.data(), order.bytes.size()));
+}
+nb::object TupleOf(uint32_t, const ProgramInfo&) { return nb::none(); }  // none is announced
+nb::object TupleOf(uint32_t who, const Stalled& stalled) {
+  const Stall& stall = stalled.stall;
+  return nb::make_tuple("stalled", who, stalled.stalled_s,
+                        nb::make_tuple(stall.site_name, stall.key.execution, stall.key.step, stall.waits_for_gpu,
+                                       stall.waits_for_order, stall.shard, stall.slot, stall.version, stall.sequence));
+}
+nb::object TupleOf(uint32_t who, const GroupLost& lost) { return nb::make_tuple("group_lost", who, lost.shard); }
+nb::object TupleOf(uint32_t who, const Failure& failure) {
+  return nb::make_tuple("failed", who, failure.kind, failure.message);
+}
+nb::object TupleOf(uint32_t who, const Heard&) { return nb::make_tuple("heard", who); }
+nb::object TupleOf(uint32_t who, const Executed& executed) {
+  return nb::make_tuple("executed", who, executed.execution);
+}
+nb::object TupleOf(uint32_t who, const Violation& violation) {
+  return nb::make_tuple("violation", who, violation.text);
+}
+template <typename... Whats>
+nb::object TupleOf(uint32_t who, const std::variant<Whats...>& what) {
+  return std::visit([who](const auto& one) { return TupleOf(who, one); }, what);
 }
 
 void AddJob(
@@ -97,13 +99,16 @@ uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
                                               std::optional<MemberKeyBytes>>>& shards,
                  uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
                  uint64_t first_position, uint32_t incarnation, double warn_s, double deadline_s, uint64_t seed) {
-  JobConfig config{.rank = rank,
-                   .world_size = world_size,
-                   .shards = {},
-                   .slots_per_shard = slots_per_shard,
-                   .lanes_per_chunk = lanes_per_chunk,
-                   .seed = seed,
-                   .first_position = first_position};
+  RankOptions options{.job = {.rank = rank,
+                              .world_size = world_size,
+                              .shards = {},
+                              .slots_per_shard = slots_per_shard,
+                              .lanes_per_chunk = lanes_per_chunk,
+                              .seed = seed,
+                              .first_position = first_position},
+                      .warn_s = warn_s,
+                      .deadline_s = deadline_s};
+  JobConfig& config = options.job;
   if (check_key) std::memcpy(config.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);
   std::vector<uint32_t> sockets;
   for (const auto& [socket, job, epoch, slot_first, worker, whole_lanes, keys] : shards) {
@@ -116,8 +121,7 @@ uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
                              .name = "switch " + std::to_string(sockets.size()),
                              .keys = KeysOf(keys)});
   }
-  if (!IsInRange(config)) throw std::invalid_argument(NoJob(config));
-  return self.AddHost(config, sockets, incarnation, warn_s, deadline_s);
+  return self.AddHost(options, sockets, incarnation);
 }
 
 }  // namespace
@@ -146,7 +150,7 @@ NB_MODULE(_simulation, m) {
           [](Packets& self, int64_t until_us) {
             self.Run(until_us);
             nb::list events;
-            for (const Event& event : self.Take()) events.append(EventTuple(event));
+            for (const Event& event : self.Take()) events.append(TupleOf(event.who, event.what));
             return events;
           },
           "until_us"_a)
@@ -178,7 +182,10 @@ NB_MODULE(_simulation, m) {
            "workers"_a, "group"_a.none(), "parent"_a.none(), "keys"_a.none(), "first_position"_a, "reach"_a)
       .def("remove_job", &Packets::RemoveJob, "switch"_a, "job"_a)
       .def("stop_multicast", &Packets::StopMulticast, "switch"_a, "job"_a)
-      .def("hears_parents_group", &Packets::HearsParentsGroup, "switch"_a, "job"_a)
+      .def(
+          "hears_parents_group",
+          [](const Packets& self, uint32_t number, uint16_t job) { return self.CoreOf(number).HearsParentsGroup(job); },
+          "switch"_a, "job"_a)
       .def(
           "probe",
           [](Packets& self, uint32_t number, const MachinePort& group, uint16_t job, uint16_t epoch, uint32_t nonce,
@@ -189,8 +196,7 @@ NB_MODULE(_simulation, m) {
       .def(
           "slot_version",
           [](const Packets& self, uint32_t number, uint32_t slot, uint8_t version) {
-            const SlotVersion held = self.VersionOf(number, slot, version);
-            return nb::make_tuple(held.empty, held.sequence, held.bitmap, held.complete);
+            return VersionTuple(self.CoreOf(number).VersionOf(slot, version));
           },
           "switch"_a, "slot"_a, "version"_a)
       .def(
@@ -199,7 +205,7 @@ NB_MODULE(_simulation, m) {
             nb::dict counts;
             for (int i = 0; i < kVerdictCount; ++i) {
               const auto verdict = static_cast<Verdict>(i);
-              counts[Name(verdict)] = self.Count(number, verdict);
+              counts[Name(verdict)] = self.CoreOf(number).Count(verdict);
             }
             return counts;
           },
@@ -219,9 +225,7 @@ NB_MODULE(_simulation, m) {
       .def(
           "order_message",
           [](Packets& self, uint32_t host, const nb::bytes& message) {
-            const auto failure =
-                self.OnOrderMessage(host, {static_cast<const uint8_t*>(message.data()), message.size()});
-            return failure ? std::optional(std::pair(failure->kind, failure->message)) : std::nullopt;
+            self.OnOrderMessage(host, {static_cast<const uint8_t*>(message.data()), message.size()});
           },
           "host"_a, "message"_a)
       .def("note_stall", &Packets::NoteStall, "host"_a, "note"_a)

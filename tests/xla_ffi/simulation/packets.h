@@ -1,8 +1,7 @@
-// Everything of a simulated cluster that packets meet: sockets, the slot pools of its switches, the AllReduce of its
-// hosts, and the network between them. The driver, tests/simulation, does the rest: it has the control planes and their
-// connections, and turns what happens here (Event) into messages, as a session does.
-//
-// It does what the shells of the core do: host/transport, switch/udp_switch and python/bind_socket.
+// Everything of a simulated cluster that packets meet: sockets, the cores of its switches and hosts (SwitchCore,
+// RankCore), and the network between them. The driver does the rest, and turns what happens here (Event) into messages,
+// as a session does: tests/simulation, which has the control planes and their connections, or Cluster
+// (tests/xla_ffi/host/support), for the tests of C++.
 #ifndef TESTS_XLA_FFI_SIMULATION_PACKETS_H_
 #define TESTS_XLA_FFI_SIMULATION_PACKETS_H_
 
@@ -19,16 +18,14 @@
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "../tests/xla_ffi/host/support/reference.h"
 #include "../tests/xla_ffi/net/fake_network.h"
-#include "host/all_reduce.h"
-#include "host/failures.h"
 #include "host/job_config.h"
-#include "host/stall_watch.h"
-#include "switch/slot_pool.h"
-#include "wire/group_watch.h"
+#include "host/rank_core.h"
+#include "switch/switch_core.h"
 #include "wire/probe.h"
 
 namespace passing::simulation {
@@ -48,27 +45,28 @@ inline Address AddressOf(const Endpoint& endpoint) {
   address.size = 6;
   return address;
 }
+inline Endpoint EndpointOf(const Address& address) {
+  Endpoint endpoint{.port = static_cast<uint16_t>(address.bytes[4] | address.bytes[5] << 8)};
+  for (int i = 0; i < 4; ++i) endpoint.machine |= uint32_t{address.bytes[i]} << (8 * i);
+  return endpoint;
+}
 
 // Names a sum: the elements of all hosts of an incarnation with the same key are added up.
 using CallKey = std::tuple<uint32_t, uint32_t, uint32_t>;  // site, execution, step
 
+// A socket has heard all probes.
+struct Heard {};
+// All sums of an execution have their results.
+struct Executed {
+  uint32_t execution;
+};
+// Something doesn't hold that must hold whatever happens.
+struct Violation {
+  std::string text;
+};
 struct Event {
-  enum Kind : uint8_t {
-    kOrderMessage,  // of rank 0, to relay
-    kStalled,
-    kGroupLost,
-    kFailed,     // by itself: the deadline
-    kHeard,      // a socket has heard all probes
-    kExecuted,   // all sums of an execution have their results
-    kViolation,  // of what must hold whatever happens
-  };
-  Kind kind;
-  uint32_t who = 0;     // a host; kHeard: a socket
-  uint32_t number = 0;  // kExecuted: the execution; kGroupLost: the shard
-  double stalled_s = 0;
-  Stall stall{};
-  std::string kind_of_failure{};
-  std::string text{};
+  uint32_t who = 0;  // a host; of Heard a socket
+  std::variant<RankEvent, Heard, Executed, Violation> what;
 };
 
 // They see all packets, know every number and have no key, but for those of epochs that are over.
@@ -79,14 +77,16 @@ struct Strangers {
 
 class Packets {
  public:
-  // `up`: of packets from hosts to switches, and from these to their parents; `down`: of the others.
-  Packets(uint64_t seed, const Faults& up, const Faults& down, const Strangers& strangers)
-      : network_(seed, up), up_(up), down_(down), strangers_(strangers), seed_(seed) {}
+  // `up`: of packets from hosts to switches, and from these to their parents; `down`: of the others. `plain`: all
+  // elements are finite, and there when their sum starts. Else a few aren't, and those of some sums come later.
+  Packets(uint64_t seed, const Faults& up, const Faults& down, const Strangers& strangers, bool plain = false)
+      : network_(seed, up), up_(up), down_(down), strangers_(strangers), plain_(plain), seed_(seed) {}
 
   Packets(const Packets&) = delete;
   Packets& operator=(const Packets&) = delete;
 
   int64_t now_us() const { return network_.now_us(); }
+  FakeNetwork& network() { return network_; }
 
   // Until then, or until something has happened that the driver must know of, which Take returns.
   void Run(int64_t until_us) {
@@ -100,6 +100,8 @@ class Packets {
   // A paused machine does nothing; what arrives waits in its sockets.
   void Pause(uint32_t machine, int64_t until_us) { paused_until_[machine] = until_us; }
   void Block(uint32_t from, uint32_t to, int64_t until_us) { blocked_until_[{from, to}] = until_us; }
+  // All packets to there pass this port.
+  void Narrow(const Endpoint& to, const Port& port) { ports_[to] = port; }
 
   // Sockets.
 
@@ -129,7 +131,7 @@ class Packets {
   uint32_t AddSwitch(const Endpoint& own, uint32_t slot_count, uint32_t whole_lanes);
   // With all jobs, and the sockets to their parents.
   void RemoveSwitch(uint32_t number) {
-    for (const auto& [job, route] : switches_.at(number).routes) End(route);
+    for (const auto& [job, held] : switches_.at(number).jobs) End(held);
     switches_.erase(number);
     Close(number);
   }
@@ -137,39 +139,43 @@ class Packets {
   void AddJob(uint32_t number, JobSlots job, const std::vector<Endpoint>& workers, const std::optional<Endpoint>& group,
               uint32_t uplink);
   void RemoveJob(uint32_t number, uint16_t job);
-  void StopMulticast(uint32_t number, uint16_t job) { switches_.at(number).routes.at(job).group.reset(); }
-  bool HearsParentsGroup(uint32_t number, uint16_t job) const {
-    const auto& routes = switches_.at(number).routes;
-    const auto found = routes.find(job);
-    return found == routes.end() || !found->second.parents_group.lost();
+  void StopMulticast(uint32_t number, uint16_t job) {
+    Flush(number);
+    switches_.at(number).core->StopMulticast(job);
   }
   void Probe(uint32_t number, const Endpoint& group, const wire::ProbeName& name, uint16_t lanes);
-  SlotVersion VersionOf(uint32_t number, uint32_t slot, uint8_t version) const {
-    return switches_.at(number).pool->VersionOf(slot, version);
-  }
-  uint64_t Count(uint32_t number, Verdict verdict) const { return switches_.at(number).pool->Count(verdict); }
+  const SwitchCore& CoreOf(uint32_t number) const { return *switches_.at(number).core; }
 
   // Hosts.
 
   uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, Wire wire);
   // `sockets`: by shard, which it takes over. The hosts of one `incarnation` add up with one another and nobody else.
-  uint32_t AddHost(const JobConfig& job, const std::vector<uint32_t>& sockets, uint32_t incarnation, double warn_s,
-                   double deadline_s);
+  uint32_t AddHost(const RankOptions& options, const std::vector<uint32_t>& sockets, uint32_t incarnation);
   // One execution of a program: a sum of each of `sites`, issued in any order within `spread_us`.
   void Execute(uint32_t number, uint32_t execution, const std::vector<uint32_t>& sites, int64_t spread_us);
-  // Why the host can't go on; nothing if it understood.
-  std::optional<Failure> OnOrderMessage(uint32_t number, std::span<const uint8_t> message) {
-    auto failure = hosts_.at(number).core->OnOrderMessage(message);
-    WakeAt(number, now_us());
-    return failure;
-  }
-  void NoteStall(uint32_t number, std::string note) { hosts_.at(number).stall_note = std::move(note); }
-  // All sums, now and later. The first failure wins.
-  void Fail(uint32_t number, const Failure& failure) {
+  // A sum of the driver's own.
+  void Start(uint32_t number, Sum sum) {
     Host& host = hosts_.at(number);
-    if (std::exchange(host.has_failed, true)) return;
-    host.core->Fail(failure);
+    if (host.core->idle()) host.progress_us = now_us();
+    host.core->Start(std::move(sum), now_us());
+    WakeAt(number, now_us());
   }
+  void OnReady(uint32_t number, const SumKey& key, uint64_t elements) {
+    hosts_.at(number).core->OnReady(key, elements);
+    WakeAt(number, now_us());
+  }
+  const RankCore& RankOf(uint32_t number) const { return *hosts_.at(number).core; }
+  // No host has a sum, or will issue one.
+  bool idle() const {
+    return std::all_of(hosts_.begin(), hosts_.end(),
+                       [](const auto& host) { return host.second.core->idle() && host.second.left_of.empty(); });
+  }
+  void OnOrderMessage(uint32_t number, std::span<const uint8_t> message) {
+    hosts_.at(number).core->OnOrderMessage(message);
+    WakeAt(number, now_us());
+  }
+  void NoteStall(uint32_t number, std::string note) { hosts_.at(number).core->NoteStall(std::move(note)); }
+  void Fail(uint32_t number, const Failure& failure) { hosts_.at(number).core->Fail(failure); }
   // The process ends, or its session.
   void RemoveHost(uint32_t number);
 
@@ -203,50 +209,38 @@ class Packets {
     uint32_t shard = 0;  // of a host
     uint16_t job = 0;    // of a switch's uplink; 0 of its own socket
   };
-  struct Route {
-    std::vector<Endpoint> workers;
-    std::optional<Endpoint> group;
-    std::optional<JobKeys> keys;
+  struct HeldJob {
     uint32_t uplink = 0;
-    bool has_parents_group = false;
-    wire::GroupWatch parents_group{};
+    std::optional<JobKeys> keys{};
   };
   struct Switch {
     Endpoint own;
-    std::unique_ptr<SlotPool> pool;
+    std::unique_ptr<SwitchCore> core;
     uint32_t whole_lanes = 0;
-    std::map<uint16_t, Route> routes{};
+    std::map<uint16_t, HeldJob> jobs{};
+    bool will_flush = false;
   };
   struct Host {
     uint32_t machine = 0;
-    JobConfig job;
     uint32_t incarnation = 0;
     double deadline_s = 0;
-    std::vector<uint32_t> sockets;
-    std::vector<std::unique_ptr<FakeDriver>> drivers;
-    std::unique_ptr<AllReduce> core;
-    std::unique_ptr<StallWatch> stall_watch;
-    std::vector<wire::GroupWatch> group_watches;
-    std::string stall_note;
-    std::map<CallKey, HostBuffers> calls;    // under way
+    std::vector<uint32_t> sockets{};
+    std::vector<std::unique_ptr<FakeDriver>> drivers{};
+    std::unique_ptr<RankCore> core{};
+    std::map<CallKey, HostBuffers> calls{};  // under way
     std::map<uint32_t, uint32_t> left_of{};  // sums of each execution
     int64_t wake_us = INT64_MAX;
     int64_t progress_us = 0;  // when it last began to wait, got a result, or was woken from a pause
-    bool has_failed = false;
   };
 
-  void End(const Route& route) {
-    Close(route.uplink);
-    if (!route.keys || keys_of_then_.size() >= kKeysOfThen) return;
-    for (const wire::PacketKey& key : route.keys->contributions) keys_of_then_.push_back(key);
-    keys_of_then_.push_back(route.keys->results);
+  void End(const HeldJob& job) {
+    Close(job.uplink);
+    if (!job.keys || keys_of_then_.size() >= kKeysOfThen) return;
+    for (const wire::PacketKey& key : job.keys->contributions) keys_of_then_.push_back(key);
+    keys_of_then_.push_back(job.keys->results);
   }
 
-  static int64_t ToUs(double seconds) { return static_cast<int64_t>(seconds * 1e6); }
-
-  void Violate(uint32_t who, std::string text) {
-    events_.push_back({.kind = Event::kViolation, .who = who, .text = std::move(text)});
-  }
+  void Violate(uint32_t who, std::string text) { events_.push_back({who, Violation{std::move(text)}}); }
 
   // ---------------------------------------------------------------- the network
   void Send(const Endpoint& from, const Endpoint& to, std::vector<uint8_t> packet, const Faults& faults,
@@ -268,9 +262,12 @@ class Packets {
 
   // ---------------------------------------------------------------- switches
   void OnSwitch(const Socket& socket, const Endpoint& from, std::span<const uint8_t> packet, bool by_group);
+  void Flush(uint32_t number);
+  void SendOut(uint32_t number, const Outgoing& out);
 
   // ---------------------------------------------------------------- hosts
   void OnHost(const Socket& socket, std::span<const uint8_t> packet, bool by_group);
+  void OnEvent(uint32_t number, RankEvent event);
   void Issue(uint32_t number, const CallKey& key);
   void DeliverLate(uint32_t number, const CallKey& key, Sum& sum);
   void DeliverNext(uint32_t number, const CallKey& key, const SumKey& sum_key,
@@ -284,10 +281,8 @@ class Packets {
   const std::vector<Bytes>* ReferenceOf(uint32_t incarnation, const CallKey& key);
   void WakeAt(uint32_t number, int64_t at_us);
   void Wake(uint32_t number, int64_t at_us);
-  void CheckStall(uint32_t number, Host& host);
-  static uint64_t Results(const Host& host);
   bool WaitsForPause(uint32_t machine, std::function<void()> event);
-  static constexpr int64_t kBatchUs = 20;
+  static constexpr int64_t kBatchUs = 20;  // some more packets may come before a host or a switch answers
   static constexpr uint64_t kLateUs = 2'000;
   static constexpr Endpoint kStranger{.machine = 0x0A090909, .port = 666};
   static constexpr int64_t kForgedLateUs = 400;  // sooner or later than the true packet
@@ -298,6 +293,7 @@ class Packets {
   const Faults up_;
   const Faults down_;
   const Strangers strangers_;
+  const bool plain_;
   const uint64_t seed_;
   uint32_t last_ = 0;  // number of a socket, a switch or a host
   std::map<uint32_t, Socket> sockets_;
@@ -306,6 +302,7 @@ class Packets {
   std::unordered_map<uint32_t, Host> hosts_;
   std::unordered_map<uint32_t, int64_t> paused_until_;
   std::map<std::pair<uint32_t, uint32_t>, int64_t> blocked_until_;
+  std::map<Endpoint, Port> ports_;
   std::vector<std::shared_ptr<const SumShape>> sites_;
   std::unordered_map<uint32_t, std::vector<uint32_t>> incarnations_;  // its hosts, by rank
   std::map<std::pair<uint32_t, CallKey>, std::vector<Bytes>> references_;

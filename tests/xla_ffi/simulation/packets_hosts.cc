@@ -22,16 +22,11 @@ uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t de
   return static_cast<uint32_t>(sites_.size() - 1);
 }
 
-uint32_t Packets::AddHost(const JobConfig& job, const std::vector<uint32_t>& sockets, uint32_t incarnation,
-                          double warn_s, double deadline_s) {
+uint32_t Packets::AddHost(const RankOptions& options, const std::vector<uint32_t>& sockets, uint32_t incarnation) {
   const uint32_t number = ++last_;
-  Host& host = hosts_[number];
-  host.job = job;
-  host.deadline_s = deadline_s;
-  host.sockets = sockets;
-  host.incarnation = incarnation;
-  host.group_watches.resize(sockets.size());
+  Host host{.incarnation = incarnation, .deadline_s = options.deadline_s, .sockets = sockets};
   std::vector<Driver*> drivers;
+  std::vector<bool> hears_group;
   for (uint32_t shard = 0; shard < sockets.size(); ++shard) {
     Socket& socket = sockets_.at(sockets[shard]);
     socket.owner = number;
@@ -40,15 +35,16 @@ uint32_t Packets::AddHost(const JobConfig& job, const std::vector<uint32_t>& soc
     host.drivers.push_back(std::make_unique<FakeDriver>(
         [this, own = socket.own, to = *socket.peer](auto packet) { Send(own, to, std::move(packet), up_); }));
     drivers.push_back(host.drivers.back().get());
+    hears_group.push_back(socket.group.has_value());
   }
-  host.core = std::make_unique<AllReduce>(job, drivers, [this, number](std::string message) {
-    events_.push_back({.kind = Event::kOrderMessage, .who = number, .text = std::move(message)});
-  });
-  host.stall_watch = std::make_unique<StallWatch>(ToUs(std::min(warn_s, deadline_s / 2)), ToUs(deadline_s));
+  host.core = std::make_unique<RankCore>(options, std::move(drivers), std::move(hears_group),
+                                         [this, number](RankEvent event) { OnEvent(number, std::move(event)); });
+  hosts_.emplace(number, std::move(host));
   auto& ranks = incarnations_[incarnation];
-  ranks.resize(job.world_size);
-  if (ranks[job.rank] != 0) Violate(number, "two hosts are rank " + std::to_string(job.rank) + " of one incarnation");
-  ranks[job.rank] = number;
+  ranks.resize(options.job.world_size);
+  const uint16_t rank = options.job.rank;
+  if (ranks[rank] != 0) Violate(number, "two hosts are rank " + std::to_string(rank) + " of one incarnation");
+  ranks[rank] = number;
   return number;
 }
 
@@ -76,23 +72,17 @@ void Packets::RemoveHost(uint32_t number) {
 
 void Packets::OnHost(const Socket& socket, std::span<const uint8_t> packet, bool by_group) {
   Host& host = hosts_.at(socket.owner);
-  const uint64_t before = Results(host);
-  host.core->OnPacket(socket.shard, packet, now_us());
-  const uint64_t results = Results(host) - before;
-  wire::GroupWatch& watch = host.group_watches[socket.shard];
-  if (results > 0) host.progress_us = now_us();
-  if (host.core->failure() && !host.has_failed) {  // WrongSumError
-    const Failure failure = *host.core->failure();
-    events_.push_back(
-        {.kind = Event::kFailed, .who = socket.owner, .kind_of_failure = failure.kind, .text = failure.message});
-    return Fail(socket.owner, failure);
+  if (host.core->OnPacket(socket.shard, packet, by_group, now_us())) host.progress_us = now_us();
+  WakeAt(socket.owner, now_us() + network_.Below(kBatchUs));
+}
+
+void Packets::OnEvent(uint32_t number, RankEvent event) {
+  if (const auto* failure = std::get_if<Failure>(&event)) {
+    network_.After(0, [this, number, failure = *failure] {
+      if (hosts_.contains(number)) Fail(number, failure);
+    });
   }
-  if (by_group) {
-    watch.OnGroupResults(results);
-  } else if (socket.group && watch.OnOwnResults(results)) {
-    events_.push_back({.kind = Event::kGroupLost, .who = socket.owner, .number = socket.shard});
-  }
-  WakeAt(socket.owner, now_us() + network_.Below(kBatchUs));  // some more packets may come before it looks
+  events_.push_back({number, std::move(event)});
 }
 
 void Packets::Issue(uint32_t number, const CallKey& key) {
@@ -101,7 +91,6 @@ void Packets::Issue(uint32_t number, const CallKey& key) {
   Host& host = found->second;
   if (WaitsForPause(host.machine, [this, number, key] { Issue(number, key); })) return;
   const auto [site, execution, step] = key;
-  if (host.core->idle()) host.progress_us = now_us();
   HostBuffers& buffers = host.calls[key] = InputsOf(number, key);
   Sum sum{.key = NameOf(key), .shape = sites_[site], .inputs = {}, .outputs = {}};
   for (Bytes& buffer : buffers) {
@@ -110,8 +99,7 @@ void Packets::Issue(uint32_t number, const CallKey& key) {
   }
   sum.done = [this, number, key](const Failure* failure) { OnDone(number, key, failure); };
   DeliverLate(number, key, sum);
-  host.core->Start(std::move(sum), now_us());
-  WakeAt(number, now_us());
+  Start(number, std::move(sum));
 }
 
 // Delivers the rest of a sum's elements later, for some sums, as a GPU would.
@@ -119,7 +107,7 @@ void Packets::DeliverLate(uint32_t number, const CallKey& key, Sum& sum) {
   const auto [site, execution, step] = key;
   std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step, 1u};
   const auto random = std::make_shared<std::mt19937_64>(seeds);
-  if ((*random)() % 4 != 0) return;
+  if (plain_ || (*random)() % 4 != 0) return;
   HostBuffers& buffers = hosts_.at(number).calls.at(key);
   const auto late = std::make_shared<const HostBuffers>(buffers);
   sum.ready_elements = 1 + (*random)() % ElementsOf(*sum.shape);
@@ -160,8 +148,7 @@ void Packets::Deliver(uint32_t number, const CallKey& key, const SumKey& sum_key
   const SumShape& shape = *sites_[std::get<0>(key)];
   const uint64_t end = begin + 1 + (*random)() % (ElementsOf(shape) - begin);
   passing::Deliver(*late, call->second, shape, begin, end);
-  host.core->OnReady(sum_key, end);
-  WakeAt(number, now_us());
+  OnReady(number, sum_key, end);
   DeliverNext(number, key, sum_key, late, end, random);
 }
 
@@ -170,7 +157,8 @@ void Packets::OnDone(uint32_t number, const CallKey& key, const Failure* failure
   const auto found = host.calls.find(key);
   if (found == host.calls.end()) return Violate(number, "a sum is done twice");
   // One whose deadline was missed: whoever waits for it would hang.
-  if (now_us() - host.progress_us > ToUs(host.deadline_s) + kNoticedUs) Violate(number, "a sum ends too late");
+  if (now_us() - host.progress_us > static_cast<int64_t>(host.deadline_s * 1e6) + kNoticedUs)
+    Violate(number, "a sum ends too late");
   if (failure != nullptr) {
     ++sums_failed_;
     host.calls.erase(found);
@@ -186,7 +174,7 @@ void Packets::OnDone(uint32_t number, const CallKey& key, const Failure* failure
   host.calls.erase(found);
   if (--host.left_of.at(std::get<1>(key)) > 0) return;
   host.left_of.erase(std::get<1>(key));
-  events_.push_back({.kind = Event::kExecuted, .who = number, .number = std::get<1>(key)});
+  events_.push_back({number, Executed{std::get<1>(key)}});
 }
 
 // Alike whoever asks, and unlike for any two hosts and calls.
@@ -195,7 +183,7 @@ HostBuffers Packets::InputsOf(uint32_t number, const CallKey& key) const {
   std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step};
   std::mt19937_64 random(seeds);
   const SumShape& shape = *sites_[site];
-  const double special = random() % 8 == 0 ? 0.001 : 0;
+  const double special = random() % 8 == 0 && !plain_ ? 0.001 : 0;
   HostBuffers buffers;
   for (uint32_t device = 0; device < shape.device_count; ++device) {
     for (const uint64_t elements : shape.leaf_elements) {
@@ -233,32 +221,9 @@ void Packets::Wake(uint32_t number, int64_t at_us) {
   Host& host = found->second;
   if (WaitsForPause(host.machine, [this, number, at_us] { Wake(number, at_us); })) return;
   host.wake_us = INT64_MAX;
-  if (host.has_failed) return;
-  if (now_us() >= host.core->next_timer_us()) host.core->OnTimer(now_us());
-  CheckStall(number, host);
-  const int64_t due_us = std::min(host.core->next_timer_us(), host.stall_watch->next_timer_us());
+  host.core->OnTimer(now_us());
+  const int64_t due_us = host.core->next_timer_us();
   if (due_us != INT64_MAX) WakeAt(number, std::max(due_us, now_us()));
-}
-
-void Packets::CheckStall(uint32_t number, Host& host) {
-  if (!host.stall_watch->IsDue(Results(host), host.core->idle(), now_us())) return;
-  const Stall stall = *host.core->OldestStall();
-  const StallWatch::Verdict verdict = host.stall_watch->Judge(stall.since_us, now_us());
-  if (verdict.state == StallWatch::Verdict::kStalled) {
-    if (verdict.is_new) host.stall_note.clear();
-    const double stalled_s = static_cast<double>(verdict.stalled_us) / 1e6;
-    events_.push_back({.kind = Event::kStalled, .who = number, .stalled_s = stalled_s, .stall = stall});
-  } else if (verdict.state == StallWatch::Verdict::kLost) {
-    const Failure failure = DeadlineExceeded(host.job, stall, verdict.stalled_us, host.stall_note, host.deadline_s);
-    events_.push_back(
-        {.kind = Event::kFailed, .who = number, .kind_of_failure = failure.kind, .text = failure.message});
-    Fail(number, failure);
-  }
-}
-
-uint64_t Packets::Results(const Host& host) {
-  const AllReduceStats stats = host.core->stats();
-  return stats.packets_received - stats.packets_dropped;
 }
 
 // Tells whether a machine is paused; then `event` happens when it goes on.

@@ -7,16 +7,18 @@ uint32_t Packets::AddSwitch(const Endpoint& own, uint32_t slot_count, uint32_t w
   const uint32_t socket = Open(own, std::nullopt);
   sockets_.at(socket).owner = socket;
   sockets_.at(socket).owner_is_switch = true;
-  switches_.emplace(socket,
-                    Switch{.own = own, .pool = std::make_unique<SlotPool>(slot_count), .whole_lanes = whole_lanes});
+  auto core = std::make_unique<SwitchCore>(slot_count, [this, socket](const Outgoing& out) { SendOut(socket, out); });
+  switches_.emplace(socket, Switch{.own = own, .core = std::move(core), .whole_lanes = whole_lanes});
   return socket;
 }
 
 void Packets::AddJob(uint32_t number, JobSlots job, const std::vector<Endpoint>& workers,
                      const std::optional<Endpoint>& group, uint32_t uplink) {
+  Flush(number);
   Switch& one = switches_.at(number);
   for (const Endpoint& worker : workers) job.addresses.push_back(AddressOf(worker));
-  Route route{.workers = workers, .group = group, .keys = job.keys, .uplink = uplink};
+  ResultWays ways;
+  if (group) ways.group = {.group = AddressOf(*group), .from = AddressOf(one.own)};
   first_position_ = job.first_position;
   if (uplink != 0) {
     Socket& socket = sockets_.at(uplink);
@@ -24,19 +26,20 @@ void Packets::AddJob(uint32_t number, JobSlots job, const std::vector<Endpoint>&
     socket.owner = number;
     socket.owner_is_switch = true;
     socket.job = job.job;
-    route.has_parents_group = socket.group.has_value();
+    ways.hears_parents_group = socket.group.has_value();
   }
-  one.pool->AddJob(job);
-  one.routes.insert_or_assign(job.job, std::move(route));
+  one.core->AddJob(job, std::move(ways));
+  one.jobs.insert_or_assign(job.job, HeldJob{.uplink = uplink, .keys = job.keys});
 }
 
 void Packets::RemoveJob(uint32_t number, uint16_t job) {
+  Flush(number);
   Switch& one = switches_.at(number);
-  one.pool->RemoveJob(job);
-  const auto route = one.routes.find(job);
-  if (route == one.routes.end()) return;
-  End(route->second);
-  one.routes.erase(route);
+  one.core->RemoveJob(job);
+  const auto held = one.jobs.find(job);
+  if (held == one.jobs.end()) return;
+  End(held->second);
+  one.jobs.erase(held);
 }
 
 void Packets::Probe(uint32_t number, const Endpoint& group, const wire::ProbeName& name, uint16_t lanes) {
@@ -54,8 +57,13 @@ void Packets::Send(const Endpoint& from, const Endpoint& to, std::vector<uint8_t
   if (strangers_.forge > 0) Watch({from, to, packet, by_group});
   const auto blocked = blocked_until_.find({from.machine, to.machine});
   if (blocked != blocked_until_.end() && now_us() < blocked->second) return;
-  network_.Send(std::move(packet), faults,
-                [this, from, to, by_group](std::span<const uint8_t> arrived) { Arrive(from, to, arrived, by_group); });
+  const auto arrive = [this, from, to, by_group](std::span<const uint8_t> arrived) {
+    Arrive(from, to, arrived, by_group);
+  };
+  if (const auto port = ports_.find(to); port != ports_.end()) {
+    return network_.Send(std::move(packet), port->second, arrive);
+  }
+  network_.Send(std::move(packet), faults, arrive);
 }
 
 void Packets::SendToGroup(const Endpoint& from, const Endpoint& group, const std::vector<uint8_t>& packet) {
@@ -146,7 +154,7 @@ void Packets::Arrive(const Endpoint& from, const Endpoint& to, std::span<const u
     if (!socket.group) return;
     socket.group->listener.OnPacket(packet);
     if (socket.group->listener.heard_all() && !std::exchange(socket.group->heard, true)) {
-      events_.push_back({.kind = Event::kHeard, .who = at->second});
+      events_.push_back({at->second, Heard{}});
     }
   }
   if (socket.owner == 0) return;
@@ -154,27 +162,41 @@ void Packets::Arrive(const Endpoint& from, const Endpoint& to, std::span<const u
 }
 
 void Packets::OnSwitch(const Socket& socket, const Endpoint& from, std::span<const uint8_t> packet, bool by_group) {
-  Switch& one = switches_.at(socket.owner);
-  if (one.whole_lanes != 0 && packet.size() != wire::kHeaderBytes + size_t{4} * one.whole_lanes) return;
-  const Action action = one.pool->OnPacket(packet, AddressOf(from));
-  if (action.verdict == Verdict::kTooFar && forged_ == 0 && flipped() == 0) {
-    Violate(socket.owner, "a worker is further ahead than it can be");
+  const uint32_t number = socket.owner;
+  Switch& one = switches_.at(number);
+  const bool is_tagged = packet.size() > 2 && (packet[2] & wire::kTagged) != 0;
+  const size_t whole_bytes = wire::kHeaderBytes + size_t{4} * one.whole_lanes + (is_tagged ? wire::kTagBytes : 0);
+  if (one.whole_lanes != 0 && packet.size() != whole_bytes) return;
+  const Verdict verdict = one.core->OnPacket(packet, AddressOf(from), by_group);
+  if (verdict == Verdict::kTooFar && forged_ == 0 && flipped() == 0) {
+    Violate(number, "a worker is further ahead than it can be");
   }
-  if (action.to == SendTo::kNobody) return;
-  Route& route = one.routes.at(action.job);
-  if (action.verdict == Verdict::kAnswered && route.has_parents_group) {
-    by_group ? route.parents_group.OnGroupResults(1) : void(route.parents_group.OnOwnResults(1));
-  }
-  const std::vector<uint8_t> out(action.packet.begin(), action.packet.end());
-  if (action.to == SendTo::kParent) {
-    const Socket& uplink = sockets_.at(route.uplink);
-    Send(uplink.own, *uplink.peer, out, up_);
-  } else if (action.to == SendTo::kWorker) {
-    Send(one.own, route.workers.at(action.worker), out, down_);
-  } else if (route.group) {
-    SendToGroup(one.own, *route.group, out);
-  } else {
-    for (const Endpoint& worker : route.workers) Send(one.own, worker, out, down_);
+  if (std::exchange(one.will_flush, true)) return;
+  network_.After(network_.Below(kBatchUs), [this, number] {
+    if (switches_.contains(number)) Flush(number);
+  });
+}
+
+void Packets::Flush(uint32_t number) {
+  Switch& one = switches_.at(number);
+  one.will_flush = false;
+  one.core->Flush();
+}
+
+void Packets::SendOut(uint32_t number, const Outgoing& out) {
+  const Switch& one = switches_.at(number);
+  const uint8_t* at = out.bytes.data();
+  for (const uint16_t bytes : out.packet_bytes) {
+    const std::vector<uint8_t> packet(at, at + bytes);
+    at += bytes;
+    if (out.workers.empty()) {
+      const Socket& uplink = sockets_.at(one.jobs.at(out.job).uplink);
+      Send(uplink.own, *uplink.peer, packet, up_);
+    } else if (out.group != nullptr) {
+      SendToGroup(one.own, EndpointOf(out.group->group), packet);
+    } else {
+      for (const Address& worker : out.workers) Send(one.own, EndpointOf(worker), packet, down_);
+    }
   }
 }
 

@@ -76,3 +76,12 @@ add_plant(no_check_of_tags_at_the_host host/packets/chunk_packets.cc
 add_plant(sums_are_not_checked host/packets/chunk_packets.cc
   "return !IsChecked(placed, chunk) || check_->Holds(ToCheck(placed, chunk), flags, DataLanesOf(placed, chunk), lanes);"
   "return !IsChecked(placed, chunk) || flags != 0 || lanes != nullptr;")
+add_plant(a_result_goes_to_another_worker switch/switch_core.cc
+  "out.workers = out.workers.subspan(batch.worker, 1);"
+  "out.workers = out.workers.subspan(out.workers.size() - 1 - batch.worker, 1);")
+add_plant(a_result_counts_for_the_first_shard host/rank_core.cc
+  "const bool awaited = sums_.OnPacket(shard, packet, now_us);"
+  "const bool awaited = sums_.OnPacket(0, packet, now_us);")
+add_plant(a_segment_goes_to_the_sum_that_was_issued_last host/sums/sums_in_flight.cc
+  "return found == named_.end() ? nullptr : found->second->get();"
+  "return found != named_.end() ? found->second->get() : sums_.empty() ? nullptr : sums_.back().get();")

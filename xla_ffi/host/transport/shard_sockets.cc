@@ -25,6 +25,12 @@ std::vector<Driver*> ShardSockets::drivers() {
   return pointers;
 }
 
+std::vector<bool> ShardSockets::hears_group() const {
+  std::vector<bool> heard;
+  for (const auto& group : groups_) heard.push_back(group.has_value());
+  return heard;
+}
+
 UdpSocketStats ShardSockets::stats() const {
   UdpSocketStats sum = of_closed_;
   for (const UdpSocket& socket : sockets_) sum += socket.stats();

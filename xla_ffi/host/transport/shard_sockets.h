@@ -25,6 +25,7 @@ class ShardSockets {
 
   uint32_t shard_count() const { return static_cast<uint32_t>(sockets_.size()); }
   std::vector<Driver*> drivers();
+  std::vector<bool> hears_group() const;  // by shard
   UdpSocketStats stats() const;
   // Frees the descriptors. Nothing is sent or received any more; the drivers are gone.
   void Close();
@@ -34,7 +35,6 @@ class ShardSockets {
   // The socket if the last Sleep found it readable; else null.
   UdpSocket* ReadableSocket(uint32_t shard) { return IsReadable(shard) ? &sockets_[shard] : nullptr; }
   UdpSocket* ReadableGroup(uint32_t shard) { return IsReadable(shard_count() + shard) ? &*groups_[shard] : nullptr; }
-  bool HasGroup(uint32_t shard) const { return groups_[shard].has_value(); }
 
  private:
   bool IsReadable(size_t watched) const { return watched_[watched].revents != 0; }

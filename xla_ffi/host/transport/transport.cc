@@ -2,11 +2,8 @@
 
 #include <pthread.h>
 
-#include <algorithm>
-#include <cassert>
 #include <chrono>
 #include <span>
-#include <stdexcept>
 #include <utility>
 
 #include "host/failures.h"
@@ -19,23 +16,13 @@ namespace {
 // to wake the transport. For a larger one the caller would encode a whole window, and might meet a full send buffer.
 constexpr uint64_t kSendByCallerBytes = 1 << 16;
 
-int64_t ToUs(double seconds) { return static_cast<int64_t>(std::clamp(seconds, 0.0, 1e9) * 1e6); }
-
-const TransportOptions& Checked(const TransportOptions& options) {
-  if (!IsInRange(options.job)) throw std::invalid_argument(NoJob(options.job));
-  return options;
-}
-
 }  // namespace
 
-Transport::Transport(std::vector<UdpSocket> sockets, const TransportOptions& options,
+Transport::Transport(std::vector<UdpSocket> sockets, const RankOptions& options,
                      std::vector<std::optional<UdpSocket>> groups)
-    : options_(Checked(options)),
-      sockets_(std::move(sockets), std::move(groups), options.job.lanes_per_chunk, wake_up_.fd()),
-      group_watches_(sockets_.shard_count()),
-      core_(options.job, sockets_.drivers(),
-            [this](std::string message) { events_.Push(OrderMessage{std::move(message)}); }),
-      stall_watch_(ToUs(std::min(options.warn_s, options.deadline_s / 2)), ToUs(options.deadline_s)) {
+    : sockets_(std::move(sockets), std::move(groups), options.job.lanes_per_chunk, wake_up_.fd()),
+      core_(options, sockets_.drivers(), sockets_.hears_group(),
+            [this](RankEvent event) { OnEvent(std::move(event)); }) {
   thread_ = std::thread([this] { Run(); });
   pthread_setname_np(thread_.native_handle(), "passing-host");
 }
@@ -61,7 +48,7 @@ void Transport::Start(Sum sum) {
   std::lock_guard core(core_mutex_, std::adopt_lock);
   Work(MonotonicUs());
   std::lock_guard lock(mutex_);
-  wake_up_.WakeBy(DueUs());
+  wake_up_.WakeBy(core_.next_timer_us());
 }
 
 void Transport::Ready(const SumKey& key, uint64_t elements) {
@@ -101,7 +88,7 @@ std::optional<Failure> Transport::failure() const {
   return failure_;
 }
 
-std::optional<TransportEvent> Transport::WaitEvent(double timeout_s) { return events_.Wait(ToUs(timeout_s)); }
+std::optional<RankEvent> Transport::WaitEvent(double timeout_s) { return events_.Wait(ToUs(timeout_s)); }
 
 bool Transport::Drain(double timeout_s) {
   std::unique_lock lock(mutex_);
@@ -148,7 +135,7 @@ void Transport::Run() {
       if (over()) break;
       if (!starts_.empty() || !ready_.empty() || !order_messages_.empty()) continue;
       if (core_.idle() && !std::exchange(idle_, true)) drained_.notify_all();
-      until_us = wake_up_.OnSleep(now_us, DueUs());
+      until_us = wake_up_.OnSleep(now_us, core_.next_timer_us());
     }
     core.unlock();
     const bool readable = sockets_.Sleep(until_us);
@@ -164,73 +151,45 @@ void Transport::Run() {
 
 // Takes what the callers left and does what can be done now.
 void Transport::Work(int64_t now_us) {
+  std::optional<std::string> stall_note;
   {
     std::lock_guard lock(mutex_);
     starts_.swap(taken_starts_);
     ready_.swap(taken_ready_);
     order_messages_.swap(taken_order_messages_);
+    stall_note_.swap(stall_note);
   }
   for (Sum& sum : taken_starts_) core_.Start(std::move(sum), now_us);
   taken_starts_.clear();
   for (const ReadyElements& ready : taken_ready_) core_.OnReady(ready.key, ready.elements);
   taken_ready_.clear();
   for (const std::string& message : taken_order_messages_) {
-    const auto* bytes = reinterpret_cast<const uint8_t*>(message.data());
-    if (const std::optional<Failure> failure = core_.OnOrderMessage({bytes, message.size()})) {
-      Fail(*failure);
-      break;
-    }
+    core_.OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()});
   }
   taken_order_messages_.clear();
-  if (now_us >= core_.next_timer_us()) core_.OnTimer(now_us);
-  CheckStall(now_us);
+  if (stall_note) core_.NoteStall(std::move(*stall_note));
+  core_.OnTimer(now_us);
 }
-
-int64_t Transport::DueUs() const { return std::min(core_.next_timer_us(), stall_watch_.next_timer_us()); }
 
 void Transport::Receive() {
   for (uint32_t shard = 0; shard < sockets_.shard_count(); ++shard) {
-    wire::GroupWatch& watch = group_watches_[shard];
-    if (UdpSocket* group = sockets_.ReadableGroup(shard)) watch.OnGroupResults(ReceiveFrom(shard, *group));
-    UdpSocket* own = sockets_.ReadableSocket(shard);
-    if (own == nullptr) continue;
-    const uint64_t results = ReceiveFrom(shard, *own);
-    if (sockets_.HasGroup(shard) && watch.OnOwnResults(results)) events_.Push(GroupLost{shard});
+    ReceiveFrom(shard, sockets_.ReadableGroup(shard), /*is_group=*/true);
+    ReceiveFrom(shard, sockets_.ReadableSocket(shard), /*is_group=*/false);
   }
-  if (core_.failure()) Fail(*core_.failure());
 }
 
-// One batch. Returns how many results a sum waited for.
-uint64_t Transport::ReceiveFrom(uint32_t shard, UdpSocket& socket) {
+// One batch, if there is any.
+void Transport::ReceiveFrom(uint32_t shard, UdpSocket* socket, bool is_group) {
+  if (socket == nullptr) return;
   const int64_t now_us = MonotonicUs();
-  const uint64_t before = Results();
-  socket.Receive([this, shard, now_us](std::span<const uint8_t> packet, const Address&) {
-    core_.OnPacket(shard, packet, now_us);
+  socket->Receive([this, shard, is_group, now_us](std::span<const uint8_t> packet, const Address&) {
+    core_.OnPacket(shard, packet, is_group, now_us);
   });
-  return Results() - before;
 }
 
-// The number of awaited results since the beginning.
-uint64_t Transport::Results() const {
-  const AllReduceStats stats = core_.stats();
-  return stats.packets_received - stats.packets_dropped;
-}
-
-void Transport::CheckStall(int64_t now_us) {
-  if (!stall_watch_.IsDue(Results(), core_.idle(), now_us)) return;
-  const std::optional<Stall> stall = core_.OldestStall();
-  assert(stall);  // as the core isn't idle
-  const StallWatch::Verdict verdict = stall_watch_.Judge(stall->since_us, now_us);
-  if (verdict.state == StallWatch::Verdict::kGoesOn) return;
-  std::unique_lock lock(mutex_);
-  if (verdict.state == StallWatch::Verdict::kStalled) {
-    if (verdict.is_new) stall_note_.clear();  // it was about another stall
-    events_.PushLatest({*stall, static_cast<double>(verdict.stalled_us) / 1e6});
-    return;
-  }
-  const std::string note = stall_note_;
-  lock.unlock();
-  Fail(DeadlineExceeded(options_.job, *stall, verdict.stalled_us, note, options_.deadline_s));
+void Transport::OnEvent(RankEvent event) {
+  if (const auto* failure = std::get_if<Failure>(&event)) return Fail(*failure);  // End tells the core
+  events_.Push(std::move(event));
 }
 
 // Start refuses from the failure or the closing on, so nothing comes after starts_.

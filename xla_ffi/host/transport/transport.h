@@ -1,4 +1,4 @@
-// Runs AllReduce over UDP for a session, on a thread of its own and on those of its callers.
+// Runs a RankCore over UDP for a session, on a thread of its own and on those of its callers.
 #ifndef XLA_FFI_HOST_TRANSPORT_TRANSPORT_H_
 #define XLA_FFI_HOST_TRANSPORT_TRANSPORT_H_
 
@@ -10,32 +10,24 @@
 #include <thread>
 #include <vector>
 
-#include "host/all_reduce.h"
-#include "host/stall_watch.h"
+#include "host/rank_core.h"
 #include "host/transport/event_queue.h"
 #include "host/transport/shard_sockets.h"
 #include "host/transport/wake_up.h"
 #include "net/udp_socket.h"
-#include "wire/group_watch.h"
 
 namespace passing {
-
-struct TransportOptions {
-  JobConfig job;
-  double warn_s = 5;
-  double deadline_s = 60;
-};
 
 class Transport : public Collective {
  public:
   // Takes the bound sockets, each connected to its shard's data port, and those that hear the job's multicast group,
   // where a shard's results come that way (by shard; empty: nowhere). Throws std::invalid_argument if the job's
   // numbers, which the switches told, are out of range.
-  Transport(std::vector<UdpSocket> sockets, const TransportOptions& options,
+  Transport(std::vector<UdpSocket> sockets, const RankOptions& options,
             std::vector<std::optional<UdpSocket>> groups = {});
   ~Transport() override;  // fails what is pending, joins the thread
 
-  uint32_t world_size() const override { return options_.job.world_size; }
+  uint32_t world_size() const override { return core_.world_size(); }
   void Start(Sum sum) override;
   void Ready(const SumKey& key, uint64_t elements) override;
   // Pushes an event before those of the sums that follow.
@@ -50,7 +42,7 @@ class Transport : public Collective {
 
   // The next event; empty after timeout_s or once the transport is closed. The session polls for it on a thread of its
   // own.
-  std::optional<TransportEvent> WaitEvent(double timeout_s);
+  std::optional<RankEvent> WaitEvent(double timeout_s);
   // True once no sum is pending; false after timeout_s.
   bool Drain(double timeout_s);
   AllReduceStats stats() const;
@@ -70,23 +62,18 @@ class Transport : public Collective {
   // With core_mutex_ held and without mutex_: on the thread, Work on callers' threads too.
   void Run();
   void Work(int64_t now_us);
-  int64_t DueUs() const;
   void Receive();
-  uint64_t ReceiveFrom(uint32_t shard, UdpSocket& socket);
-  uint64_t Results() const;
-  void CheckStall(int64_t now_us);
+  void ReceiveFrom(uint32_t shard, UdpSocket* socket, bool is_group);
+  void OnEvent(RankEvent event);
   void End();
 
-  const TransportOptions options_;
   WakeUp wake_up_;  // with mutex_
   EventQueue events_;
 
   // Taken before mutex_ by who needs both. The thread holds it whenever it is awake; a caller never waits for it.
   mutable std::mutex core_mutex_;
-  ShardSockets sockets_;                         // the thread sleeps in it without any lock
-  std::vector<wire::GroupWatch> group_watches_;  // by shard
-  AllReduce core_;
-  StallWatch stall_watch_;
+  ShardSockets sockets_;  // the thread sleeps in it without any lock
+  RankCore core_;
   std::vector<Sum> taken_starts_;  // empty except during Work, as the next
   std::vector<ReadyElements> taken_ready_;
   std::vector<std::string> taken_order_messages_;
@@ -96,7 +83,7 @@ class Transport : public Collective {
   std::vector<Sum> starts_;
   std::vector<ReadyElements> ready_;
   std::vector<std::string> order_messages_;
-  std::string stall_note_;
+  std::optional<std::string> stall_note_;
   std::optional<Failure> failure_;
   bool closed_ = false;
   bool idle_ = true;                 // no sum is pending

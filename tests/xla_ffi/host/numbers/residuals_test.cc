@@ -112,7 +112,7 @@ TEST(Residuals, andSumsAreWhatAllRanksGave) {
         sum.residuals.push_back(kept[rank * 2 * kDevices + i].data());
       }
       sum.done = [&](const Failure* failure) { done += failure == nullptr; };
-      cluster.rank(rank).Start(std::move(sum), 0);
+      cluster.Start(rank, std::move(sum));
     }
     ASSERT_TRUE(cluster.Run(10'000'000));
     ASSERT_EQ(done, kRanks);

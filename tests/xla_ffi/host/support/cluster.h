@@ -1,20 +1,20 @@
-// A whole cluster in one thread: the slot pools of all switches and the AllReduce of every rank over a FakeNetwork.
+// A whole cluster in one thread: trees of switches and the ranks below them, over simulated packets.
 #ifndef TESTS_XLA_FFI_HOST_SUPPORT_CLUSTER_H_
 #define TESTS_XLA_FFI_HOST_SUPPORT_CLUSTER_H_
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
-#include <functional>
-#include <memory>
+#include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../tests/xla_ffi/host/support/tree.h"
-#include "../tests/xla_ffi/net/fake_network.h"
+#include "../tests/xla_ffi/simulation/packets.h"
 #include "../tests/xla_ffi/wire/random_key.h"
-#include "host/all_reduce.h"
 #include "host/window/sharding.h"
-#include "switch/slot_pool.h"
 
 namespace passing {
 
@@ -26,76 +26,106 @@ struct ClusterOptions {
   uint32_t lanes_per_chunk = 64;
   std::vector<uint32_t> whole_lanes{};  // by shard; of the packets that it takes, 0: of any; missing shards: 0
   Faults faults;
-  std::optional<Port> port{};    // on the way to each switch: all of its hosts' packets pass it
+  simulation::Strangers strangers{};
+  std::optional<Port> port{};    // on the way to each root: all packets pass it
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
   bool tagged = false;  // packets have tags
   std::optional<SumCheck::Key> check_key{};
-  // Alters packets on their way: from hosts to their switch, and from there to hosts.
-  std::function<void(std::vector<uint8_t>& packet)> alter_contribution = [](auto&) {};
-  std::function<void(std::vector<uint8_t>& packet)> alter_result = [](auto&) {};
+  bool plain = false;   // all elements are finite, and there when their sum starts
+  double warn_s = 0.2;  // of a stall, which no deadline ends
 };
 
+// The sums that it executes are checked as Packets says.
 class Cluster {
  public:
   static constexpr uint16_t kJob = 3;
   static constexpr uint16_t kEpoch = 7;
   static constexpr uint32_t kSlotFirst = 5;
 
-  Cluster(uint64_t seed, const ClusterOptions& options) : options_(options), network_(seed, options.faults) {
+  Cluster(uint64_t seed, const ClusterOptions& options)
+      : options_(options),
+        packets_(seed, options.faults, options.faults, options.strangers, options.plain),
+        order_arrival_us_(options.world_size),
+        stalls_(options.world_size),
+        failures_(options.world_size) {
     for (uint32_t shard = 0; shard < options.shard_count; ++shard) AddShard(shard);
-    order_arrival_us_.resize(options.world_size);
     for (uint32_t rank = 0; rank < options.world_size; ++rank) AddRank(rank);
   }
 
-  FakeNetwork& network() { return network_; }
-  AllReduce& rank(uint32_t rank) { return *ranks_[rank]; }
-  SlotPool& pool(uint32_t shard = 0, uint32_t at = 0) { return *shards_[shard].switches[at].pool; }
+  int64_t now_us() const { return packets_.now_us(); }
+  const RankCore& rank(uint32_t rank) const { return packets_.RankOf(hosts_[rank]); }
+  const SwitchCore& core(uint32_t shard = 0, uint32_t at = 0) const {
+    return packets_.CoreOf(shards_[shard].switches[at]);
+  }
   // Over all switches.
   uint64_t Count(Verdict verdict) const {
     uint64_t sum = 0;
     for (const ShardTree& shard : shards_) {
-      for (const Switch& one : shard.switches) sum += one.pool->Count(verdict);
+      for (const uint32_t one : shard.switches) sum += packets_.CoreOf(one).Count(verdict);
     }
     return sum;
   }
-  const std::optional<Failure>& protocol_failure() const { return protocol_failure_; }
+  // The last stall that the rank reported, and why it can't go on.
+  const std::optional<Stall>& stall(uint32_t rank) const { return stalls_[rank]; }
+  const std::optional<Failure>& failure(uint32_t rank) const { return failures_[rank]; }
 
   // The rank takes nothing and sends nothing for so long.
-  void Pause(uint32_t rank, int64_t pause_us) {
-    paused_ = rank;
-    network_.After(pause_us, [this] { paused_.reset(); });
+  void Pause(uint32_t rank, int64_t pause_us) { packets_.Pause(MachineOf(rank), now_us() + pause_us); }
+
+  uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op = Op::kSum,
+                   Wire wire = Wire::kFull) {
+    return packets_.AddSite(dtype, std::move(leaves), device_count, op, wire);
+  }
+  // One execution of a program that calls `sites`: every rank issues them in its own order and at its own pace.
+  uint32_t Execute(const std::vector<uint32_t>& sites, int64_t spread_us) {
+    for (const uint32_t host : hosts_) packets_.Execute(host, executions_, sites, spread_us);
+    return executions_++;
+  }
+  // When the rank had all sums of an execution.
+  int64_t done_us(uint32_t execution, uint32_t rank) const { return done_us_.at({execution, hosts_[rank]}); }
+  // A sum of the test's own.
+  void Start(uint32_t rank, Sum sum) { packets_.Start(hosts_[rank], std::move(sum)); }
+  void OnReady(uint32_t rank, const SumKey& key, uint64_t elements) { packets_.OnReady(hosts_[rank], key, elements); }
+  void Fail(uint32_t rank, const Failure& failure) { packets_.Fail(hosts_[rank], failure); }
+
+  // Runs until no rank has a sum or will issue one, or until `deadline_us`. True if none has.
+  bool Run(int64_t deadline_us) {
+    while (!packets_.idle()) {
+      if (now_us() >= deadline_us) return false;
+      packets_.Run(std::min(deadline_us, now_us() + 1000));
+      for (simulation::Event& event : packets_.Take()) Hear(event);
+    }
+    return true;
   }
 
-  // Runs until every rank is idle and no event is left, or until `deadline_us`. True if all are idle.
-  bool Run(int64_t deadline_us) {
-    while (network_.now_us() < deadline_us) {
-      int64_t next_us = network_.next_us();
-      for (auto& rank : ranks_) {
-        if (paused_ && rank == ranks_[*paused_]) continue;
-        while (rank->next_timer_us() <= network_.now_us()) rank->OnTimer(network_.now_us());
-        next_us = std::min(next_us, rank->next_timer_us());
-      }
-      next_us = std::min(next_us, network_.next_us());
-      if (next_us == INT64_MAX) break;
-      network_.RunUntil(std::max(next_us, network_.now_us()));
+  std::string Stalls() const {
+    std::string text = "at " + std::to_string(now_us()) + " us\n";
+    for (uint32_t of = 0; of < options_.world_size; ++of) {
+      if (rank(of).idle() || !stalls_[of]) continue;
+      const Stall& stall = *stalls_[of];
+      text += "rank " + std::to_string(of) + ": " + stall.site_name + " execution " +
+              std::to_string(stall.key.execution) + (stall.waits_for_gpu ? " waits for elements" : "") +
+              (stall.waits_for_order ? " waits for its place" : "") + ", slot " + std::to_string(stall.slot) +
+              " version " + std::to_string(stall.version) + " sequence " + std::to_string(stall.sequence) +
+              " job is at " + stall.job_is_at + "\n";
     }
-    return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& rank) { return rank->idle(); });
+    return text;
   }
 
  private:
-  struct Switch {
-    std::unique_ptr<SlotPool> pool;
-    std::vector<Member> members;  // by worker
-    uint32_t parent = 0;
-    uint32_t worker = 0;  // which one it is there
-  };
   struct ShardTree {
     Tree tree;
-    Port port;  // of its root alone
-    std::vector<Switch> switches;
-    std::vector<uint32_t> worker_of;  // by rank: at its switch
+    std::vector<uint32_t> switches{};   // numbers of the simulation
+    std::vector<uint32_t> worker_of{};  // by rank: at its switch
   };
+
+  static uint32_t MachineOf(uint32_t rank) { return 1 + rank; }
+  static simulation::Endpoint EndpointOf(uint32_t shard, uint32_t at) { return {(1 + shard) << 16 | at, 1}; }
+  static simulation::Endpoint UplinkOf(uint32_t shard, uint32_t at) { return {(1 + shard) << 16 | at, 2}; }
+  static simulation::Endpoint SocketOf(uint32_t rank, uint32_t shard) {
+    return {MachineOf(rank), static_cast<uint16_t>(1 + shard)};
+  }
 
   // Every switch counts its jobs, epochs and slots for itself.
   Shard ShardAt(uint32_t shard, uint32_t at, uint32_t worker) const {
@@ -113,26 +143,14 @@ class Cluster {
     return wire::MemberKeys{.contribution = wire::RandomKey(here | worker), .result = wire::RandomKey(here | 1 << 19)};
   }
 
-  static Address AddressOf(const Member& member) {
-    Address address;
-    address.bytes[0] = member.is_switch;
-    address.bytes[1] = static_cast<uint8_t>(member.index);
-    address.bytes[2] = static_cast<uint8_t>(member.index >> 8);
-    address.size = 3;
-    return address;
-  }
-
   void AddShard(uint32_t shard) {
-    ShardTree& added = shards_.emplace_back();
-    if (options_.port) added.port = *options_.port;
-    added.tree = shard < options_.trees.size() ? options_.trees[shard] : Tree::OneSwitch(options_.world_size);
-    added.switches.resize(added.tree.switch_count());
+    const Tree tree = shard < options_.trees.size() ? options_.trees[shard] : Tree::OneSwitch(options_.world_size);
+    ShardTree& added = shards_.emplace_back(ShardTree{.tree = tree});
     added.worker_of.resize(options_.world_size);
-    const std::vector<std::vector<Member>> members = MembersOf(added.tree);
+    if (options_.port) packets_.Narrow(EndpointOf(shard, 0), *options_.port);
+    std::vector<uint32_t> worker_at_parent(tree.switch_count());
+    const std::vector<std::vector<Member>> members = MembersOf(tree);
     for (uint32_t at = 0; at < members.size(); ++at) {
-      Switch& one = added.switches[at];
-      one.members = members[at];
-      one.parent = added.tree.parent_of[at];
       const Shard place = ShardAt(shard, at, 0);
       JobSlots slots{.job = place.job,
                      .epoch = place.epoch,
@@ -142,23 +160,29 @@ class Cluster {
                      .first_position = options_.first_position,
                      .reach = Reach()};
       if (place.keys) slots.keys.emplace(JobKeys{.contributions = {}, .results = place.keys->result});
-      for (uint32_t worker = 0; worker < one.members.size(); ++worker) {
-        const Member& member = one.members[worker];
-        slots.addresses.push_back(AddressOf(member));
+      std::vector<simulation::Endpoint> workers;
+      for (uint32_t worker = 0; worker < members[at].size(); ++worker) {
+        const auto& [is_switch, index] = members[at][worker];
+        workers.push_back(is_switch ? UplinkOf(shard, index) : SocketOf(index, shard));
         if (slots.keys) slots.keys->contributions.push_back(KeysAt(shard, at, worker)->contribution);
-        (member.is_switch ? added.switches[member.index].worker : added.worker_of[member.index]) = worker;
+        (is_switch ? worker_at_parent : added.worker_of)[index] = worker;
       }
+      const uint32_t number =
+          packets_.AddSwitch(EndpointOf(shard, at), place.slot_first + options_.slot_count, place.whole_lanes);
+      added.switches.push_back(number);
+      uint32_t uplink = 0;
       if (at > 0) {
-        const Shard above = ShardAt(shard, one.parent, one.worker);
+        const uint32_t parent = tree.parent_of[at];
+        const Shard above = ShardAt(shard, parent, worker_at_parent[at]);
         slots.parent = {.job = above.job,
                         .epoch = above.epoch,
                         .slot_first = above.slot_first,
                         .worker = above.worker,
-                        .address = AddressOf({true, one.parent}),
+                        .address = {},
                         .keys = above.keys};
+        uplink = packets_.Open(UplinkOf(shard, at), EndpointOf(shard, parent));
       }
-      one.pool = std::make_unique<SlotPool>(place.slot_first + options_.slot_count);
-      one.pool->AddJob(slots);
+      packets_.AddJob(number, std::move(slots), workers, std::nullopt, uplink);
     }
   }
 
@@ -169,77 +193,60 @@ class Cluster {
   }
 
   void AddRank(uint32_t rank) {
-    JobConfig job{.rank = static_cast<uint16_t>(rank),
-                  .world_size = options_.world_size,
-                  .shards = {},
-                  .slots_per_shard = options_.slot_count,
-                  .lanes_per_chunk = options_.lanes_per_chunk,
-                  .check_key = options_.check_key,
-                  .first_position = options_.first_position};
-    std::vector<Driver*> drivers;
+    RankOptions options{.job = {.rank = static_cast<uint16_t>(rank),
+                                .world_size = options_.world_size,
+                                .shards = {},
+                                .slots_per_shard = options_.slot_count,
+                                .lanes_per_chunk = options_.lanes_per_chunk,
+                                .check_key = options_.check_key,
+                                .first_position = options_.first_position},
+                        .warn_s = options_.warn_s,
+                        .deadline_s = 1e6};
+    std::vector<uint32_t> sockets;
     for (uint32_t shard = 0; shard < options_.shard_count; ++shard) {
-      drivers_.push_back(std::make_unique<FakeDriver>([this, shard, rank](std::vector<uint8_t> packet) {
-        options_.alter_contribution(packet);
-        SendToSwitch(shard, shards_[shard].tree.switch_of[rank], std::move(packet), {false, rank});
-      }));
-      drivers.push_back(drivers_.back().get());
-      job.shards.push_back(ShardAt(shard, shards_[shard].tree.switch_of[rank], shards_[shard].worker_of[rank]));
+      const uint32_t at = shards_[shard].tree.switch_of[rank];
+      options.job.shards.push_back(ShardAt(shard, at, shards_[shard].worker_of[rank]));
+      sockets.push_back(packets_.Open(SocketOf(rank, shard), EndpointOf(shard, at)));
     }
-    ranks_.push_back(std::make_unique<AllReduce>(job, drivers, [this](std::string message) {
-      for (uint32_t to = 1; to < options_.world_size; ++to) Relay(to, message);
-    }));
+    hosts_.push_back(packets_.AddHost(options, sockets, /*incarnation=*/1));
+    rank_of_[hosts_.back()] = rank;
   }
 
-  void SendToSwitch(uint32_t shard, uint32_t to, std::vector<uint8_t> packet, const Member& source) {
-    const auto deliver = [this, shard, to, source](std::span<const uint8_t> arrived) {
-      OnSwitch(shard, to, arrived, source);
-    };
-    if (options_.port) return network_.Send(std::move(packet), shards_[shard].port, deliver);
-    network_.Send(std::move(packet), deliver);
-  }
-
-  void OnSwitch(uint32_t shard, uint32_t at, std::span<const uint8_t> packet, const Member& source) {
-    const uint32_t whole_lanes = ShardAt(shard, at, 0).whole_lanes;
-    const size_t tag_bytes = options_.tagged ? wire::kTagBytes : 0;
-    if (whole_lanes != 0 && packet.size() != wire::kHeaderBytes + 4 * size_t{whole_lanes} + tag_bytes) return;
-    const Switch& own = shards_[shard].switches[at];
-    const Action action = own.pool->OnPacket(packet, AddressOf(source));
-    const std::vector<uint8_t> out(action.packet.begin(), action.packet.end());
-    if (action.to == SendTo::kParent) SendToSwitch(shard, own.parent, out, {true, at});
-    for (uint32_t worker = 0; worker < own.members.size(); ++worker) {
-      const bool asked = action.to == SendTo::kWorker && action.worker == worker;
-      if (action.to != SendTo::kEveryWorker && !asked) continue;
-      const Member& to = own.members[worker];
-      if (to.is_switch) {
-        SendToSwitch(shard, to.index, out, {true, at});
-        continue;
-      }
-      std::vector<uint8_t> result = out;
-      options_.alter_result(result);
-      network_.Send(result, [this, shard, rank = to.index](std::span<const uint8_t> arrived) {
-        ranks_[rank]->OnPacket(shard, arrived, network_.now_us());
-      });
+  // Does with an event what a session does.
+  void Hear(simulation::Event& event) {
+    if (const auto* violation = std::get_if<simulation::Violation>(&event.what)) ADD_FAILURE() << violation->text;
+    if (std::holds_alternative<simulation::Executed>(event.what)) {
+      done_us_[{std::get<simulation::Executed>(event.what).execution, event.who}] = now_us();
+    }
+    auto* of_rank = std::get_if<RankEvent>(&event.what);
+    if (of_rank == nullptr) return;
+    const uint32_t rank = rank_of_.at(event.who);
+    if (auto* stalled = std::get_if<Stalled>(of_rank)) stalls_[rank] = std::move(stalled->stall);
+    if (auto* failure = std::get_if<Failure>(of_rank)) failures_[rank] = std::move(*failure);
+    if (const auto* order = std::get_if<OrderMessage>(of_rank)) {
+      for (uint32_t to = 1; to < options_.world_size; ++to) Relay(to, order->bytes);
     }
   }
 
   // Reliable and in order, as TCP is.
   void Relay(uint32_t to, const std::string& message) {
     int64_t& arrival_us = order_arrival_us_[to];
-    arrival_us = std::max(arrival_us + 1, network_.now_us() + network_.Below(options_.order_delay_us + 1));
-    network_.After(arrival_us - network_.now_us(), [this, to, message] {
-      auto failure = ranks_[to]->OnOrderMessage({reinterpret_cast<const uint8_t*>(message.data()), message.size()});
-      if (failure) protocol_failure_ = failure;
+    arrival_us = std::max(arrival_us + 1, now_us() + packets_.network().Below(options_.order_delay_us + 1));
+    packets_.network().After(arrival_us - now_us(), [this, to, message] {
+      packets_.OnOrderMessage(hosts_[to], {reinterpret_cast<const uint8_t*>(message.data()), message.size()});
     });
   }
 
   const ClusterOptions options_;
-  FakeNetwork network_;
+  simulation::Packets packets_;
   std::vector<ShardTree> shards_;
-  std::vector<std::unique_ptr<FakeDriver>> drivers_;
-  std::vector<std::unique_ptr<AllReduce>> ranks_;
+  std::vector<uint32_t> hosts_;  // numbers of the simulation, by rank
+  std::map<uint32_t, uint32_t> rank_of_;
   std::vector<int64_t> order_arrival_us_;
-  std::optional<uint32_t> paused_;
-  std::optional<Failure> protocol_failure_;
+  std::vector<std::optional<Stall>> stalls_;
+  std::vector<std::optional<Failure>> failures_;
+  std::map<std::pair<uint32_t, uint32_t>, int64_t> done_us_;
+  uint32_t executions_ = 0;
 };
 
 }  // namespace passing

@@ -108,7 +108,7 @@ class LoopbackCluster {
                            const std::vector<Address>& heard_by = {}) {
     std::vector<std::vector<UdpSocket>> sockets(world_size);
     std::vector<std::vector<std::optional<UdpSocket>>> groups(world_size);
-    TransportOptions options{
+    RankOptions options{
         .job = {.world_size = world_size, .slots_per_shard = kSlotCount}, .warn_s = warn_s, .deadline_s = deadline_s};
     for (uint32_t shard = 0; shard < shard_count; ++shard) {
       switches_.push_back(std::make_unique<UdpSwitch>("127.0.0.1", 0, kSlotCount));
@@ -154,7 +154,7 @@ class LoopbackCluster {
  private:
   void Relay(uint32_t rank) {
     while (!stopping_) {
-      const std::optional<TransportEvent> event = hosts_[rank]->WaitEvent(0.2);
+      const std::optional<RankEvent> event = hosts_[rank]->WaitEvent(0.2);
       if (!event.has_value()) continue;
       if (const auto* order = std::get_if<OrderMessage>(&*event)) {
         for (uint32_t other = 0; other < hosts_.size(); ++other) {

@@ -21,9 +21,9 @@ TEST(EventQueue, comesInOrder) {
 
 TEST(EventQueue, onlyTheLatestStallWaits) {
   EventQueue events;
-  events.PushLatest({.stall = {}, .stalled_s = 5});
+  events.Push(Stalled{.stall = {}, .stalled_s = 5});
   events.Push(OrderMessage{"a"});
-  events.PushLatest({.stall = {}, .stalled_s = 6});
+  events.Push(Stalled{.stall = {}, .stalled_s = 6});
   EXPECT_TRUE(std::holds_alternative<OrderMessage>(events.Wait(0).value()));
   EXPECT_EQ(std::get<Stalled>(events.Wait(0).value()).stalled_s, 6);
   EXPECT_FALSE(events.Wait(0));

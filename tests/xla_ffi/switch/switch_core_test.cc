@@ -1,0 +1,138 @@
+#include "switch/switch_core.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "../tests/xla_ffi/switch/slot_packets.h"
+
+namespace passing {
+namespace {
+
+struct Sent {
+  uint16_t job;
+  std::vector<uint8_t> bytes;
+  size_t packets;
+  std::vector<Address> workers, from;
+  bool by_group;
+};
+
+class Switch {
+ public:
+  SwitchCore core{16, [this](const Outgoing& out) {
+                    sent_.push_back({.job = out.job,
+                                     .bytes = {out.bytes.begin(), out.bytes.end()},
+                                     .packets = out.packet_bytes.size(),
+                                     .workers = {out.workers.begin(), out.workers.end()},
+                                     .from = {out.from.begin(), out.from.end()},
+                                     .by_group = out.group != nullptr});
+                  }};
+
+  Verdict Take(const Packet& packet) {
+    return core.OnPacket(Bytes(packet), AddressOf(packet.header.job, packet.header.worker), /*by_group=*/false);
+  }
+  std::vector<Sent> Flush() {
+    core.Flush();
+    return std::exchange(sent_, {});
+  }
+
+ private:
+  std::vector<Sent> sent_;
+};
+
+const Address kOwn[] = {AddressOf(90, 0), AddressOf(90, 1)};
+
+TEST(SwitchCore, resultsGoToAllWorkersAndToOneThatAsksAgain) {
+  Switch one;
+  const JobSlots job = MakeJob(3, 2);
+  EXPECT_THROW(one.core.AddJob(job, {.own = {kOwn[0]}}), std::invalid_argument);
+  one.core.AddJob(job, {.own = {kOwn[0], kOwn[1]}});
+  EXPECT_EQ(one.Take(From(0)), Verdict::kAdded);
+  EXPECT_EQ(one.Take(From(1)), Verdict::kComplete);
+  const std::vector<Sent> all = one.Flush();
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_EQ(all[0].job, 3);
+  EXPECT_EQ(all[0].workers, job.addresses);
+  EXPECT_EQ(all[0].from, (std::vector{kOwn[0], kOwn[1]}));
+  EXPECT_FALSE(all[0].by_group);
+
+  EXPECT_EQ(one.Take(From(1)), Verdict::kResend);
+  const std::vector<Sent> again = one.Flush();
+  ASSERT_EQ(again.size(), 1u);
+  EXPECT_EQ(again[0].bytes, all[0].bytes);
+  EXPECT_EQ(again[0].workers, std::vector{job.addresses[1]});
+  EXPECT_EQ(again[0].from, std::vector{kOwn[1]});
+  EXPECT_TRUE(one.Flush().empty());
+}
+
+TEST(SwitchCore, groupIsSentResultsOnceUntilItStops) {
+  Switch one;
+  one.core.AddJob(MakeJob(3, 2), {.group = MulticastGroup{.group = AddressOf(91, 0), .from = kOwn[0]}});
+  for (const uint16_t worker : {0, 1, 1}) one.Take(From(worker));
+  const std::vector<Sent> sent = one.Flush();
+  ASSERT_EQ(sent.size(), 2u);
+  EXPECT_TRUE(sent[0].by_group);
+  EXPECT_EQ(sent[0].workers.size(), 2u);  // where the group can't be sent to
+  EXPECT_FALSE(sent[1].by_group);
+  EXPECT_EQ(sent[1].workers.size(), 1u);
+  one.core.StopMulticast(3);
+  one.core.StopMulticast(4);  // no such job: nothing happens
+  for (const uint16_t worker : {0, 1}) one.Take(AtSequence(17, From(worker)));
+  EXPECT_FALSE(one.Flush().at(0).by_group);
+}
+
+TEST(SwitchCore, answersThatGoTheSameWayLeaveTogether) {
+  Switch one;
+  one.core.AddJob(MakeJob(3, 1), {});
+  one.core.AddJob(MakeJob(4, 1, /*slot_first=*/4), {});
+  const auto of_other = [](uint16_t slot) {
+    return With(From(0), [slot](wire::Header& header) { header.job = 4, header.slot = slot; });
+  };
+  one.Take(From(0));
+  one.Take(of_other(5));
+  one.Take(of_other(6));
+  one.Take(From(0));  // asks again: another way, though there is no other worker
+  const std::vector<Sent> sent = one.Flush();
+  ASSERT_EQ(sent.size(), 3u);
+  for (const size_t i : {0, 1, 2}) {
+    EXPECT_EQ(sent[i].job, i == 1 ? 4 : 3);
+    EXPECT_EQ(sent[i].packets, i == 1 ? 2u : 1u);
+    EXPECT_EQ(sent[i].bytes.size(), sent[i].packets * Bytes(From(0)).size());
+    EXPECT_EQ(sent[i].workers, std::vector{AddressOf(sent[i].job, 0)});
+  }
+  one.core.RemoveJob(4);
+  EXPECT_EQ(one.Take(of_other(5)), Verdict::kForeignJob);
+}
+
+TEST(SwitchCore, sumsGoToTheParentWhoseGroupIsWatched) {
+  Switch one;
+  one.core.AddJob(MakeChildJob(), {.hears_parents_group = true});
+  uint32_t sequence = 8;
+  const auto sum = [&](bool by_group) {
+    const auto at = [&](Packet packet, uint16_t slot_first) {
+      return With(std::move(packet), [&](wire::Header& header) {
+        header.slot = static_cast<uint16_t>(slot_first + sequence % 4);
+        header.version = sequence / 4 % 2;
+        header.sequence = sequence;
+      });
+    };
+    for (const uint16_t worker : {0, 1}) one.Take(at(From(worker), 0));
+    EXPECT_TRUE(one.Flush().at(0).workers.empty());
+    const std::vector<uint8_t> answer = Bytes(at(FromParent(), 40));
+    EXPECT_EQ(one.core.OnPacket(answer, kParentAddress, by_group), Verdict::kAnswered);
+    EXPECT_EQ(one.Flush().at(0).workers.size(), 2u);
+    ++sequence;
+  };
+  for (int i = 0; i < 63; ++i) sum(/*by_group=*/false);
+  sum(/*by_group=*/true);
+  for (int i = 0; i < 63; ++i) sum(/*by_group=*/false);
+  EXPECT_TRUE(one.core.HearsParentsGroup(3));
+  sum(/*by_group=*/false);
+  EXPECT_FALSE(one.core.HearsParentsGroup(3));
+  EXPECT_TRUE(one.core.HearsParentsGroup(4));  // no such job
+}
+
+}  // namespace
+}  // namespace passing

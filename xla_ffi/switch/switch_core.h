@@ -1,0 +1,92 @@
+// A switch without its sockets: packets come in, and answers leave, with where they go. No clock, no threads.
+#ifndef XLA_FFI_SWITCH_SWITCH_CORE_H_
+#define XLA_FFI_SWITCH_SWITCH_CORE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "net/address.h"
+#include "switch/slot_pool.h"
+#include "wire/group_watch.h"
+
+namespace passing {
+
+// The group to which a job's results are sent once for all workers, and the address of ours that sends them.
+struct MulticastGroup {
+  Address group;
+  Address from;
+};
+
+// How results of a job travel.
+struct ResultWays {
+  std::optional<MulticastGroup> group = std::nullopt;  // without one each worker is sent its own
+  std::vector<Address> own{};        // by which each worker knows us, as it takes packets from no other; or empty
+  bool hears_parents_group = false;  // the parent sends results to a group that we have joined
+};
+
+// Answers of one job that go the same way, side by side.
+struct Outgoing {
+  uint16_t job;
+  std::span<const uint8_t> bytes;
+  std::span<const uint16_t> packet_bytes;
+  std::span<const Address> workers;  // each is sent a copy; without any, the job's parent is sent one
+  std::span<const Address> from;     // of our addresses, for each worker; or empty
+  const MulticastGroup* group;       // is sent one copy in place of the workers, if that is possible; or null
+};
+
+class SwitchCore {
+ public:
+  // `send` is called by Flush alone.
+  SwitchCore(uint32_t slot_count, std::function<void(const Outgoing&)> send);
+
+  // See SlotPool::AddJob. Throws std::invalid_argument, also if the addresses of ours aren't one a worker; then nothing
+  // has changed.
+  void AddJob(const JobSlots& job, ResultWays ways);
+  void RemoveJob(uint16_t job);
+  void StopMulticast(uint16_t job);
+
+  // Takes a packet; what it is answered waits for Flush. `by_group`: it came to a group, the parent's.
+  Verdict OnPacket(std::span<const uint8_t> packet, const Address& source, bool by_group);
+  // Sends all answers. Call it after each batch of packets, and before jobs change.
+  void Flush();
+
+  // False once the results of this job's parent, which it sends to a group, come only because we ask again.
+  bool HearsParentsGroup(uint16_t job) const;
+  SlotVersion VersionOf(uint32_t slot, uint8_t version) const { return pool_.VersionOf(slot, version); }
+  uint64_t Count(Verdict verdict) const { return pool_.Count(verdict); }
+
+ private:
+  struct Route {
+    std::vector<Address> workers;
+    ResultWays ways;
+    wire::GroupWatch parents_group{};
+  };
+
+  // Answers that go the same way, side by side in output_.
+  struct Batch {
+    uint16_t job;
+    SendTo to;
+    uint16_t worker;  // of SendTo::kWorker
+    size_t first_packet;
+    size_t first_byte;
+  };
+
+  void Queue(const Action& action);
+  Outgoing WayOf(const Batch& batch) const;
+
+  const std::function<void(const Outgoing&)> send_;
+  SlotPool pool_;
+  std::unordered_map<uint16_t, Route> routes_;  // by job
+  std::vector<Batch> batches_;
+  std::vector<uint8_t> output_;
+  std::vector<uint16_t> packet_bytes_;
+};
+
+}  // namespace passing
+
+#endif  // XLA_FFI_SWITCH_SWITCH_CORE_H_
