@@ -2,8 +2,6 @@
 
 # ruff: noqa: B023 (each function is called in the loop that makes it)
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,24 +15,13 @@ from jax_passing.errors import (
     ConfigError,
     UsageError,
 )
-from support.jax.collective_cases import FLOATS, NARROW, X64, any_bits, numbers, on_grid, on_mesh, same, same_bits
+from support.jax.collective_cases import numbers, on_grid, on_mesh, same, same_bits
 from support.jax.lowered_sums import specs
 
 pytestmark = pytest.mark.usefixtures("session")
 
 
 # broadcast
-
-
-def test_broadcast_of_every_dtype(check_vma):
-    def both(tree):
-        mine = [x[0] for x in tree]
-        return [jax_passing.broadcast(mine, "d", root=root) for root in (0, 3)]
-
-    with jax.enable_x64(True):
-        tree = [any_bits(dtype, (4, 3, 7)) for dtype in [*NARROW, *FLOATS, *X64, "complex64"]]
-        expected = [[x[root] for x in tree] for root in (0, 3)]
-        same_bits(on_mesh(both, check_vma=check_vma, out_specs=P())(tree), expected)
 
 
 def test_broadcast_of_trees_over_two_axes_and_over_vmap(check_vma):
@@ -47,30 +34,6 @@ def test_broadcast_of_trees_over_two_axes_and_over_vmap(check_vma):
         result = on_mesh(over_v)(x)
         expected = x[:, 3:4] if axes == "v" else x[2:3, 3:4]
         np.testing.assert_array_equal(result, jnp.broadcast_to(expected, x.shape))
-
-
-def test_gradients_of_broadcast(check_vma):
-    x = jax.random.normal(jax.random.key(0), (4, 3))
-
-    def with_lax(x):
-        return jax.lax.psum(jnp.where(jax.lax.axis_index("d") == 2, x, jnp.zeros_like(x)), "d")
-
-    def ours(x):
-        return jax_passing.broadcast(x, "d", root=2)
-
-    def f(of):
-        return on_mesh(lambda x: jnp.sin(x) * of(x**2), check_vma=check_vma)
-
-    for of_x in (
-        lambda f: jax.jvp(f, (x,), (x + 1,)),
-        lambda f: jax.grad(lambda x: (f(x) ** 2).sum())(x),
-        lambda f: jax.grad(lambda x: jax.grad(lambda x: (f(x) ** 3).sum())(x).sum())(x),
-        lambda f: jax.jacfwd(f)(x),
-        lambda f: jax.jacrev(f)(x),
-    ):
-        jax.tree.map(
-            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), of_x(f(ours)), of_x(f(with_lax))
-        )
 
 
 @pytest.mark.parametrize("root", [-1, 4, True, 1.0, None])

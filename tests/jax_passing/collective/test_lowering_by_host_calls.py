@@ -5,6 +5,7 @@ What several hosts do is in tests/end_to_end/sums/test_by_host_calls.py.
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.export
@@ -19,44 +20,59 @@ from jax_passing._native import HostProgram
 from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime.rank import rank
 from jax_passing.errors import ConfigError, UsageError, failure_in
+from support.jax.collective_cases import (
+    FUNCTIONS,
+    OURS,
+    body,
+    by_lax,
+    check,
+    every_dtype,
+    over_rows,
+    rows_of,
+    rows_of_every_dtype,
+)
 from support.jax.host_calls_on_cpu import host_calls_on_cpu
 from support.jax.on_mesh import bits, on_mesh, values
 
 pytestmark = pytest.mark.usefixtures("session")
 
-LAYERS = 4
+
+def by_calls(ours, *args):
+    """Returns a program's result, after a look at the calls of Python in it."""
+    text = ours.lower(*args).as_text()
+    assert "xla_ffi_python_cpu_callback" in text
+    assert "passing_psum" not in text
+    return jax.block_until_ready(ours(*args))
 
 
 def same_as_ffi(program, *args):
-    """The result of `program()`, both ways; and a call of Python was made."""
+    """The result of `program()` has the same bits both ways."""
     expected = program()(*args)
     with host_calls_on_cpu():
         ours = program()
-        assert "xla_ffi_python_cpu_callback" in ours.lower(*args).as_text()
-        assert "passing_psum" not in ours.lower(*args).as_text()
-        result = jax.block_until_ready(ours(*args))
-        assert bits(result) == bits(expected)
+        assert bits(by_calls(ours, *args)) == bits(expected)
         for _ in range(2):
             assert bits(ours(*args)) == bits(expected)
-    return result
 
 
-DTYPES = ("int8", "uint16", "int32", "float16", "bfloat16", "float32", "complex64")
-X64 = ("int64", "uint64", "float64", "complex128")
+BY_CALLS = [name for name in FUNCTIONS if name != "psum in two parts"]  # which TPUs can't
 
 
-@pytest.mark.parametrize(("devices", "x64"), [(1, False), (2, True), (4, False)])
-def test_dtypes(devices, x64, check_vma):
-    with jax.enable_x64(x64):  # on this thread only
-        tree = {dtype: values(jnp.dtype(dtype)) for dtype in (*DTYPES, *(X64 if x64 else ()))}
-        results = same_as_ffi(
-            lambda: on_mesh(lambda x: jax_passing.psum(x, "d"), devices, out_specs=P(), check_vma=check_vma), tree
-        )
-    assert {dtype: str(result.dtype) for dtype, result in results.items()} == {dtype: dtype for dtype in tree}
-    for dtype, x in tree.items():
-        if np.issubdtype(jnp.dtype(dtype), np.integer):
-            parts = x.reshape(devices, 4 // devices, 3, 5)
-            np.testing.assert_array_equal(results[dtype], parts.sum(0, dtype=dtype))  # wraps
+@pytest.mark.usefixtures("compiled_fast")
+@pytest.mark.parametrize(
+    "transform", ["vmap", "jvp of grad", "grad of scan", "while", "grad of cond", "grad of checkpoint"]
+)
+def test_transforms(transform):
+    check_vma, rows = transform in ("grad of cond", "grad of scan"), rows_of(4)
+    with host_calls_on_cpu():
+        got = by_calls(over_rows(body(OURS, transform, BY_CALLS), check_vma=check_vma), rows)
+    check(got, by_lax(transform, BY_CALLS)(rows))
+
+
+@pytest.mark.usefixtures("compiled_fast")
+def test_every_dtype():
+    with jax.enable_x64(True):  # on this thread only
+        same_as_ffi(lambda: over_rows(partial(every_dtype, in_two_parts=False)), rows_of_every_dtype(4))
 
 
 def test_trees_with_empty_and_strided_leaves():
@@ -65,63 +81,6 @@ def test_trees_with_empty_and_strided_leaves():
         return a, b, number + empty.sum()
 
     same_as_ffi(lambda: on_mesh(body, out_specs=P()), values(np.dtype(np.float32), (4, 6)))
-
-
-def test_nan_and_infinities():
-    x = np.array([[1, np.nan, np.inf, -np.inf, np.inf], [1, 2, 3, 4, -np.inf]], np.float32)
-    result = same_as_ffi(lambda: on_mesh(lambda x: jax_passing.psum(x, "d"), out_specs=P()), x)
-    np.testing.assert_array_equal(result, x.sum(0, keepdims=True))
-
-
-def network(check_vma):
-    """Gradients of several layers, in a bucket for each: of 64 KiB, so that on CPU they start side by side."""
-
-    def step(params, x):
-        def loss(params):
-            y = x
-            for w in params:
-                y = jnp.tanh(y @ w)
-            return jnp.sum(y)
-
-        if check_vma:
-            return jax.grad(lambda params: loss(jax_passing.pvary(params, "d")))(params)
-        return jax_passing.psum(jax.grad(loss)(params), "d", bucket_bytes=1)
-
-    return on_mesh(step, in_specs=(P(), P("d")), out_specs=P(), check_vma=check_vma)
-
-
-def test_gradients(check_vma):
-    keys = jax.random.split(jax.random.key(0), LAYERS + 1)
-    params = [jax.random.normal(key, (128, 128)) / 8 for key in keys[1:]]
-    same_as_ffi(lambda: network(check_vma), params, jax.random.normal(keys[0], (8, 128)))
-
-
-def test_scans_branches_and_loops():
-    def body(x):
-        def once(carry, i):
-            taken = jax.lax.cond(i % 2 == 0, lambda y: jax_passing.psum(y * 2, "d"), lambda y: y, carry)
-            return jax_passing.psum(taken + i, "d") / 4, taken
-
-        y, each = jax.lax.scan(once, x, jnp.arange(5.0))
-        count = jax.lax.while_loop(
-            lambda c: c[0] < 3, lambda c: (c[0] + 1, jax_passing.psum(c[1], "d")), (0, y.astype(jnp.int32))
-        )[1]
-        return y, each[None], count
-
-    same_as_ffi(lambda: on_mesh(body, out_specs=(P("d"), P("d"), P("d"))), values(np.dtype(np.float32), (4, 3)))
-
-
-def test_gradient_through_a_scan_with_recomputation():
-    def body(x):
-        def loss(x):
-            def once(y, _):
-                return jnp.sin(jax_passing.psum(y, "d")), None
-
-            return jax.lax.scan(jax.checkpoint(once), x, None, length=3)[0].sum()
-
-        return jax.grad(loss)(x)
-
-    same_as_ffi(lambda: on_mesh(body), values(np.dtype(np.float32), (2, 3)))
 
 
 def test_vmap_and_several_groups():

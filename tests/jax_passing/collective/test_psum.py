@@ -20,9 +20,6 @@ from support.jax.on_mesh import on_mesh as on_mesh_of
 
 pytestmark = pytest.mark.usefixtures("session")
 
-DTYPES = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-DTYPES += ["bfloat16", "float16", "float32", "float64", "complex64", "complex128"]
-
 on_mesh = functools.partial(on_mesh_of, devices=4, out_specs=P())
 
 
@@ -38,17 +35,6 @@ def small_numbers(dtype, shape=(4, 3, 5), seed=0):
     """Whose sums are exact in every dtype."""
     numbers = np.random.default_rng(seed).integers(0, 8, shape)
     return jnp.asarray(numbers + 1j * numbers[::-1] if dtype.startswith("complex") else numbers, dtype)
-
-
-def test_dtypes(check_vma):
-    with jax.enable_x64(True):
-        same_as_lax({dtype: small_numbers(dtype) for dtype in DTYPES}, check_vma=check_vma)
-
-
-def test_integers_wrap():
-    x = jnp.full((4, 3), 100, jnp.int8)
-    assert same_as_lax(x).tolist() == [[-112] * 3]
-    same_as_lax(jnp.full((4, 3), 2**31 - 1, jnp.int32))
 
 
 def test_bool_is_counted():
@@ -118,9 +104,9 @@ def test_empty_leaves_among_others(check_vma):
     np.testing.assert_array_equal(on_mesh(f, check_vma=check_vma)(x), x.sum(0, keepdims=True))
 
 
-def test_large_leaves_and_many_buckets(check_vma):
+def test_large_leaves_and_many_buckets():
     tree = [jnp.ones((4, 5 << 20), jnp.float32), jnp.ones((4, 3), jnp.float32), jnp.full((4, 4 << 20), 2.0)]
-    result = on_mesh(lambda x: jax_passing.psum(x, "d"), check_vma=check_vma)(tree)
+    result = on_mesh(lambda x: jax_passing.psum(x, "d"))(tree)
     assert [(leaf.min().item(), leaf.max().item()) for leaf in result] == [(4, 4), (4, 4), (8, 8)]
 
 

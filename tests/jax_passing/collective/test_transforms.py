@@ -1,4 +1,4 @@
-"""Every transform, with `jax_passing.psum` and with `jax.lax.psum`: same values, shapes, types and derivatives."""
+"""Every transform of every collective in a session of one host, and every dtype: what `jax.lax` and numpy give."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,60 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from support.jax.as_lax import PSUMS, X, mesh_of, same, sharded
+from support.jax.collective_cases import (
+    OURS,
+    TRANSFORMS,
+    body,
+    by_lax,
+    check,
+    check_every_dtype,
+    every_dtype,
+    loss,
+    over_rows,
+    rows_of,
+    rows_of_every_dtype,
+)
 
 pytestmark = pytest.mark.usefixtures("session")
 
+# A transform more is a row of support/jax/collective_cases.py, by which calls of Python are tested, too.
+ROWS = rows_of(4)
+OUTSIDE = {
+    "grad": lambda f: jax.grad(loss(f))(ROWS),
+    "jvp": lambda f: jax.jvp(f, (ROWS,), (np.cos(ROWS),)),
+    "vmap of grad": lambda f: jax.vmap(jax.grad(loss(f)), in_axes=1)(np.stack([ROWS, np.sin(ROWS)], 1)),
+}
 
-def grad_like(psum, x):
-    """A sum in the middle of a computation, so that both directions matter."""
-    total = psum(jnp.sin(x), "d")
-    return jnp.tanh(total * 0.1) * x
+
+# Each compiles a program with all functions: the default tier takes every other one.
+@pytest.mark.usefixtures("compiled_fast")
+@pytest.mark.parametrize(
+    ("transform", "check_vma"),
+    [
+        pytest.param(transform, check_vma, marks=[pytest.mark.slow] if (number + check_vma) % 2 else [])
+        for number, transform in enumerate(TRANSFORMS)
+        for check_vma in (False, True)
+    ],
+)
+def test_inside_of_shard_map(transform, check_vma):
+    check(over_rows(body(OURS, transform), check_vma=check_vma)(ROWS), by_lax(transform)(ROWS))
+
+
+@pytest.mark.usefixtures("compiled_fast")
+@pytest.mark.parametrize("transform", OUTSIDE)
+def test_outside_of_shard_map(transform):
+    of = OUTSIDE[transform]
+    check(of(over_rows(body(OURS, "none"), check_vma=transform == "grad")), of(by_lax("none")))
+
+
+@pytest.mark.usefixtures("compiled_fast")
+def test_every_dtype(check_vma):
+    with jax.enable_x64(True):
+        rows = rows_of_every_dtype(4)
+        check_every_dtype(over_rows(every_dtype, check_vma=check_vma)(rows), rows)
+
+
+# Of sums alone.
 
 
 def test_jaxpr_shows_the_primitive(check_vma):
@@ -30,58 +76,6 @@ def test_without_jit(check_vma):
     for psum in PSUMS:
         result = sharded(lambda x, psum=psum: psum(x, "d"), mesh_of(8), out_specs=P(), check_vma=check_vma)(X)
         np.testing.assert_array_equal(result, X.sum(0, keepdims=True))
-
-
-def test_grad(check_vma):
-    def make(psum):
-        f = sharded(lambda x: grad_like(psum, x), mesh_of(8), check_vma=check_vma)
-        return jax.grad(lambda x: (f(x) ** 2).sum())
-
-    same(make, X)
-
-
-def test_grad_inside_shard_map(check_vma):
-    def make(psum):
-        def inside(x):
-            return jax.grad(lambda x: (psum(x**2, "d") ** 2).sum())(x)
-
-        return sharded(inside, mesh_of(8), check_vma=check_vma)
-
-    same(make, X)
-
-
-def test_value_and_grad_of_a_data_parallel_step(check_vma):
-    def make(psum):
-        def step(w, x):
-            if check_vma:
-                w = jax.lax.pcast(w, ("d",), to="varying")
-            loss, grads = jax.value_and_grad(lambda w: ((x @ w - 1) ** 2).mean())(w)
-            return psum(loss, "d"), psum(grads, "d")
-
-        return sharded(step, mesh_of(8), in_specs=(P(), P("d")), out_specs=(P(), P()), check_vma=check_vma)
-
-    same(make, np.ones(6, np.float32), X)
-
-
-def test_jvp_and_linearize(check_vma):
-    def make(psum):
-        f = sharded(lambda x: grad_like(psum, x), mesh_of(8), check_vma=check_vma)
-
-        def both(x, t):
-            value, linear = jax.linearize(f, x)
-            return jax.jvp(f, (x,), (t,)), value, linear(t)
-
-        return both
-
-    same(make, X, np.ones_like(X))
-
-
-def test_second_derivative(check_vma):
-    def make(psum):
-        f = sharded(lambda x: grad_like(psum, x), mesh_of(4), check_vma=check_vma)
-        return jax.jacfwd(jax.grad(lambda x: f(x).sum()))
-
-    same(make, X[:4, :2])
 
 
 def test_derivative_of_some_leaves_only(check_vma):
@@ -100,39 +94,12 @@ def test_derivative_of_some_leaves_only(check_vma):
     same(make_single, X)
 
 
-@pytest.mark.parametrize("in_axis", [0, 1])
-def test_vmap_inside(check_vma, in_axis):
+def test_vmap_over_columns(check_vma):
     def make(psum):
         def inside(x):
-            return jax.vmap(lambda row: psum(row, "d"), in_axes=in_axis, out_axes=in_axis)(x)
+            return jax.vmap(lambda column: psum(column, "d"), in_axes=1, out_axes=1)(x)
 
         return sharded(inside, mesh_of(8), check_vma=check_vma, out_specs=P())
-
-    same(make, X)
-
-
-def test_vmap_outside(check_vma):
-    def make(psum):
-        f = sharded(lambda x: psum(x, "d"), mesh_of(8), check_vma=check_vma, out_specs=P())
-        return jax.vmap(f, in_axes=1, out_axes=0)
-
-    same(make, X)
-
-
-def test_vmap_of_grad_outside(check_vma):
-    def make(psum):
-        f = sharded(lambda x: grad_like(psum, x), mesh_of(8), check_vma=check_vma)
-        return jax.vmap(jax.grad(lambda x: (f(x) ** 2).sum()), in_axes=1)
-
-    same(make, X)
-
-
-def test_vmap_of_unbatched_operands():
-    def make(psum):
-        def inside(x):
-            return jax.vmap(lambda i: psum(x, "d") + i)(jnp.arange(3.0))
-
-        return sharded(inside, mesh_of(8), check_vma=False, out_specs=P())
 
     same(make, X)
 
@@ -167,89 +134,6 @@ def test_grad_through_a_vmap_axis():
         return jax.grad(lambda x: (jax.vmap(lambda r: psum(r**2, "b") * r, axis_name="b")(x) ** 2).sum())
 
     same(make, X / 7)
-
-
-def test_scan(check_vma):
-    def make(psum):
-        def inside(x):
-            def body(carry, row):
-                total = psum(row * carry.sum(), "d")
-                return carry + row * total, total
-
-            carry, totals = jax.lax.scan(body, x * 0.01, jnp.stack([x, x + 1, x + 2]))
-            return carry, totals
-
-        return sharded(inside, mesh_of(8), check_vma=check_vma, out_specs=(P("d"), P()))
-
-    same(make, X / 7)
-
-
-def test_grad_of_scan(check_vma):
-    def make(psum):
-        def inside(x):
-            def body(carry, _):
-                return jnp.sin(psum(carry, "d") * 0.01) * x, ()
-
-            return jax.lax.scan(body, x, None, length=5)[0]
-
-        f = sharded(inside, mesh_of(8), check_vma=check_vma)
-        return jax.grad(lambda x: f(x).sum())
-
-    same(make, X / 7)
-
-
-def test_fori_loop_and_while_loop(check_vma):
-    def make(psum):
-        def inside(x, n):
-            x = jax.lax.fori_loop(0, n[0], lambda i, x: x + psum(x, "d") * 0.1, x)
-            return jax.lax.while_loop(lambda x: psum(x, "d").sum() < 1e4, lambda x: x * 2 + psum(x, "d") * 0.01, x)
-
-        specs = (P("d"), P())
-        return sharded(inside, mesh_of(8), in_specs=specs, check_vma=check_vma)
-
-    same(make, X / 7 + 1, np.array([4], np.int32))
-
-
-def test_cond(check_vma):
-    def make(psum):
-        def inside(x, yes):
-            return jax.lax.cond(yes[0], lambda x: psum(x, "d"), lambda x: psum(2 * x, "d") + 1, x)
-
-        return sharded(inside, mesh_of(8), in_specs=(P("d"), P()), check_vma=check_vma, out_specs=P())
-
-    same(make, X, np.array([True]))
-    same(make, X, np.array([False]))
-
-
-def test_remat(check_vma):
-    def make(psum):
-        f = sharded(jax.checkpoint(lambda x: grad_like(psum, x)), mesh_of(8), check_vma=check_vma)
-        return jax.grad(lambda x: (f(x) ** 2).sum())
-
-    same(make, X)
-
-
-def test_custom_vjp(check_vma):
-    def make(psum):
-        @jax.custom_vjp
-        def total(x):
-            return psum(x, "d")
-
-        total.defvjp(lambda x: (total(x), x), lambda x, ct: (x + jnp.zeros_like(x) * ct,))
-        f = sharded(total, mesh_of(8), check_vma=check_vma, out_specs=P())
-        return jax.grad(lambda x: f(x).sum())
-
-    def make_backward(psum):
-        @jax.custom_vjp
-        def identity(x):
-            return x
-
-        identity.defvjp(lambda x: (x, None), lambda _, ct: (psum(ct, "d") * jnp.ones_like(ct),))
-        f = sharded(lambda x: identity(x) ** 2, mesh_of(8), check_vma=False)
-        return jax.grad(lambda x: f(x).sum())
-
-    same(make, X)
-    same(make_backward, X)
 
 
 def test_no_sum_is_hoisted_out_of_its_loop():

@@ -120,13 +120,11 @@ def test_whoever_runs_ahead_keeps_within_bounds_and_all_comes(network, monkeypat
     sent = [sender.send(1, each) for each in data]
     network.run()
     assert [each.end for each in sent] == [()] * 2 + [None] * 8
-    assert receiver.matching._kept[0] < 3 * SHORT_BYTES
     for each in data:
         received, buffer = receiver.receive(0, SHORT_BYTES)
         network.run()
         assert (received.end, bytes(buffer)) == ((), each)
     assert [each.end for each in sent] == [()] * 10
-    assert (sender.matching._credit_used[1], receiver.matching._kept[0], sender.matching._sent) == (0, 0, {})
     assert sender.send(1, data[0]).end == ()  # there is credit again
 
 

@@ -51,10 +51,6 @@ def values(random: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def in_one_program(tree: Tree, check_vma: bool) -> None:
-    def grad(psum: Any) -> Any:
-        # Nothing that XLA could join with the operations around the sum: bits are compared.
-        return lambda x: jax.grad(lambda x: (psum({"w": x})["w"] * jax.lax.stop_gradient(x)).sum())(x)
-
     def between(psum_start: Any, psum_done: Any) -> Any:
         def body(tree: Tree) -> Tree:
             first, second = psum_start(tree), psum_start({"w": tree["w"] * 2})
@@ -69,8 +65,6 @@ def in_one_program(tree: Tree, check_vma: bool) -> None:
         mapped(between(start, done), check_vma=check_vma)(tree),
         mapped(between(at_once, lambda x: x), check_vma=check_vma)(tree),
     )
-    same(*(mapped(jax.vmap(psum, in_axes=1), check_vma=check_vma)(tree["w"]) for psum in (apart, at_once)))
-    same(*(mapped(grad(psum), out_specs=P("d"), check_vma=check_vma)(tree["w"]) for psum in (apart, at_once)))
 
 
 def in_a_scan(tree: Tree, check_vma: bool) -> None:
