@@ -193,7 +193,7 @@ def rows_of_every_dtype(devices: int) -> dict[str, dict[str, jax.Array]]:
         if not jnp.issubdtype(dtype, jnp.inexact):
             return any_bits(dtype, (devices, devices, 7))  # integers wrap
         small = np.random.default_rng(1).integers(-8, 8, (devices, devices, 7))  # whose sums are exact
-        return jnp.asarray(small + 1j * small[::-1] if dtype in COMPLEX else small, dtype)
+        return jnp.asarray(small + 1j * small[..., ::-1] if dtype in COMPLEX else small, dtype)
 
     ordered = NARROW + FLOATS + X64
     lower = (5 << 32) + np.random.default_rng(2).integers(0, 1 << 32, (devices, 100))  # the upper halves are alike
