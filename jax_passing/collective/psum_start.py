@@ -21,6 +21,7 @@ from jax_passing.collective.primitives.bucketed_sum import (
     check_strategy,
     check_wire,
     on_its_wire,
+    summing,
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.collective.primitives.handles import LeafType
@@ -118,14 +119,13 @@ def psum_start(
     kind = _Kind(treedef, types, along.axes, strategy, wire, bucket_bytes)
     carried = check_wire(wire, along, wanted)
     site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start", wire=carried)
-    how = handles.summing(along, wanted)
     tokens = []
     for members, bucket in _sites(kind, site, along):
         given = [arrays[i] for i in members]
         if in_host:
             tokens.append(handles.keep(given, bucket))
         else:
-            tokens.append(handles.start(given, how, bucket, invariant=bool(_summed_over(along.axes))))
+            tokens.append(handles.start(given, bucket, invariant=bool(_summed_over(along.axes))))
     return PsumHandle(tuple(tokens), kind)
 
 
@@ -164,12 +164,13 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
     wanted = _check_strategy(kind.strategy, along)
     carried = check_wire(kind.wire, along, wanted)
     site = new_site(along.scope.stream, wanted, kind.bucket_bytes, kind.paths, function="psum_start", wire=carried)
-    back = None if _in_host(along) or _summed_over(along.axes) else handles.summing(along, wanted)
+    summed_back = not _in_host(along) and not _summed_over(along.axes)
     sums: list[Any] = [None] * len(kind.types)
     others = [jnp.asarray(leaf) for leaf in jax.tree.leaves(after)]
     for token, (members, bucket) in zip(tokens, _sites(kind, site, along), strict=True):
         types = [_type_here(kind.types[i]) for i in members]
-        for i, each in zip(members, handles.take(token, types, back, bucket, others), strict=True):
+        taken = handles.take(token, types, bucket, summed_back=summed_back, after=others)
+        for i, each in zip(members, taken, strict=True):
             sums[i] = each
     if len(tokens) > 1:
         sums = together(sums)  # so whoever uses one of them finishes all, and no bucket stays unfinished
@@ -256,7 +257,7 @@ def _sites(kind: _Kind, site: Site, along: Extent) -> list[tuple[list[int], Site
     for number, members in enumerate(kind.buckets()):
         bucket = replace(site.only(members), bucket=number)
         if not _in_host(along):
-            bucket = on_its_wire(bucket, kind.types[members[0]].dtype.name, along)
+            bucket = summing(on_its_wire(bucket, kind.types[members[0]].dtype.name, along), along)
         sites.append((members, bucket))
     return sites
 

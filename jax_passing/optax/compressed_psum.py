@@ -8,8 +8,7 @@ import optax
 from jax_passing.collective.axes import axis_size
 from jax_passing.collective.primitives.bucketed_sum import check_wire_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.psum import pmean
-from jax_passing.collective.residuals import psum_with_residuals
+from jax_passing.collective.psum import pmean, psum_with_residuals
 from jax_passing.optax import residuals as feedback
 from jax_passing.optax.arguments import not_in_multi_steps
 from jax_passing.optax.residuals import Residuals

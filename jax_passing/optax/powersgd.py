@@ -11,7 +11,7 @@ from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.primitives.bucketed_sum import check_wire_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.hold import together
-from jax_passing.collective.residuals import psum_with_residuals
+from jax_passing.collective.psum import psum_with_residuals
 from jax_passing.errors import ConfigError
 from jax_passing.optax import low_rank
 from jax_passing.optax import residuals as feedback

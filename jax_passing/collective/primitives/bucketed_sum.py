@@ -106,61 +106,69 @@ def buckets_of(arrays: Sequence[Any], site: Site) -> list[list[int]]:
     return make_buckets(leaves, site.bucket_bytes)
 
 
+def summing(site: Site, along: Extent, op: str = "sum", *, residuals: bool = False) -> Site:
+    """Returns the site as the primitive takes it: with what it goes over."""
+    return replace(
+        site,
+        axes=along.axes,
+        op=op,
+        residuals=residuals,
+        over_hosts=along.over_hosts,
+        world_size=along.scope.world_size,
+        device_ranks=along.scope.device_ranks if site.strategy == "flat" else 0,
+    )
+
+
 def bucketed_sum(
-    arrays: Sequence[Any],
-    along: Extent,
-    site: Site,
-    op: str = "sum",
-    *,
-    of_casts: bool = False,
-    residuals: bool = False,
+    arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum", *, of_casts: bool = False
 ) -> list[Any]:
     """Returns the sum of each array over the extent; `site.paths` names them, in their order.
-
-    `residuals`: behind the sums come the residuals, in the same order.
 
     `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
     derivatives, are cast again, also where types don't tell.
     """
+    return _in_buckets(arrays, along, site, op, of_casts, residuals=False)[0]
+
+
+def bucketed_sum_with_residuals(arrays: Sequence[Any], along: Extent, site: Site) -> tuple[list[Any], list[Any]]:
+    """Returns the sums as `bucketed_sum` does, and the residual of each."""
+    return _in_buckets(arrays, along, site, "sum", of_casts=False, residuals=True)
+
+
+def _in_buckets(
+    arrays: Sequence[Any], along: Extent, site: Site, op: str, of_casts: bool, residuals: bool
+) -> tuple[list[Any], list[Any]]:
     buckets = buckets_of(arrays, site)
-    given, sums = list(arrays), list(arrays) * (2 if residuals else 1)
+    given, sums, left = list(arrays), list(arrays), list(arrays)
     carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
     tokens = _when_ready(given, carried) if len(carried) > 1 else []
     for number, members in enumerate(buckets):
         bucket = replace(site.only(members), bucket=number)
         results = _sum_bucket([given[i] for i in members], along, bucket, op, of_casts, residuals)
-        indices = [*members, *(len(arrays) + i for i in members)] if residuals else members
-        for index, result in zip(indices, results, strict=True):
-            sums[index] = result
+        for kept, values in zip((sums, left), results, strict=True):
+            for index, value in zip(members, values, strict=False):  # no residuals unless they are asked for
+                kept[index] = value
     if tokens:
         _hold_behind_all(sums, carried, tokens)
-    return sums
+    return sums, left
 
 
 def _sum_bucket(
     operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool, residuals: bool
-) -> Sequence[Any]:
+) -> tuple[Sequence[Any], Sequence[Any]]:
     if site.strategy == "auto":
         site = replace(site, strategy=_choice(along, operands, site.wire))
     if site.strategy == "native":
         results: Sequence[Any] = jax_collectives.psum(operands, along.axes)
-        return [*results, *nothing_lost(results, along, site)] if residuals else results
-    invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
-    scope = along.scope
-    site = on_its_wire(site, operands[0].dtype.name, along)
-    inexact = jnp.issubdtype(operands[0].dtype, jnp.inexact)
-    results = (passing_psum_invariant_p if invariant else passing_psum_p).bind(
-        *operands,
-        axes=along.axes,
-        over_hosts=along.over_hosts,
-        vmapped=False,
-        world_size=scope.world_size,
-        device_ranks=scope.device_ranks if site.strategy == "flat" else 0,
-        op=op,
-        residuals=residuals and inexact,
-        site=site,
-    )
-    return [*results, *nothing_lost(results, along, site)] if residuals and not inexact else results
+    else:
+        invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
+        inexact = jnp.issubdtype(operands[0].dtype, jnp.inexact)
+        site = on_its_wire(site, operands[0].dtype.name, along)
+        site = summing(site, along, op, residuals=residuals and bool(inexact))
+        results = (passing_psum_invariant_p if invariant else passing_psum_p).bind(*operands, site=site)
+    count = len(operands)
+    sums, left = results[:count], results[count:]
+    return sums, nothing_lost(sums, along, site) if residuals and not left else left
 
 
 def nothing_lost(sums: Sequence[Any], along: Extent, site: Site) -> list[Any]:
@@ -168,8 +176,7 @@ def nothing_lost(sums: Sequence[Any], along: Extent, site: Site) -> list[Any]:
     zeros = [jnp.zeros_like(each) for each in sums]
     if not named_axes.check_vma():
         return zeros
-    device_ranks = along.scope.device_ranks if site.strategy == "flat" else 0
-    more = named_axes.must_vary(along.axes) if residuals_vary(along.over_hosts, device_ranks) else frozenset()
+    more = named_axes.must_vary(along.axes) if residuals_vary(summing(site, along)) else frozenset()
     return [named_axes.pvary(zero, more - named_axes.varying(jax.typeof(zero))) for zero in zeros]
 
 

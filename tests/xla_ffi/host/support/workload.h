@@ -22,7 +22,7 @@ namespace passing {
 // One site of a program, and the buffers of one call of it on one host.
 struct Site {
   uint64_t id;
-  std::shared_ptr<const SumShape> shape;
+  std::shared_ptr<const SumSpec> shape;
 };
 struct Call {
   HostBuffers buffers;   // results overwrite the input
@@ -40,12 +40,12 @@ class Workload {
   void AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op = Op::kSum,
                Wire wire = Wire::kFull) {
     const uint64_t id = 0x9E3779B97F4A7C15 * (sites_.size() + 1);
-    sites_.push_back({id, std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(sites_.size()),
-                                                              .dtype = dtype,
-                                                              .leaf_elements = std::move(leaves),
-                                                              .device_count = device_count,
-                                                              .op = op,
-                                                              .wire = wire})});
+    sites_.push_back({id, std::make_shared<SumSpec>(SumSpec{.site_name = "site " + std::to_string(sites_.size()),
+                                                            .dtype = dtype,
+                                                            .leaf_elements = std::move(leaves),
+                                                            .local_member_count = device_count,
+                                                            .op = op,
+                                                            .wire = wire})});
     executions_.push_back(0);
   }
   size_t site_count() const { return sites_.size(); }
@@ -66,7 +66,7 @@ class Workload {
       auto& hosts = calls_[{site, execution}];
       hosts.resize(world_size_);
       for (Call& host : hosts) {
-        for (uint32_t device = 0; device < sites_[site].shape->device_count; ++device) {
+        for (uint32_t device = 0; device < sites_[site].shape->local_member_count; ++device) {
           for (uint64_t elements : sites_[site].shape->leaf_elements) {
             host.buffers.push_back(RandomLeaf(*sites_[site].shape, elements, cluster_.network().random(), special));
             for (uint64_t i = 0; value && i < elements; ++i) std::memcpy(&host.buffers.back()[4 * i], &*value, 4);
@@ -110,7 +110,7 @@ class Workload {
   void Issue(uint32_t rank, size_t site, uint32_t execution) {
     Call& call = calls_.at({site, execution})[rank];
     Sum sum{.key = {.site = sites_[site].id, .execution = execution, .step = 0},
-            .shape = sites_[site].shape,
+            .spec = sites_[site].shape,
             .inputs = {},
             .outputs = {}};
     for (Bytes& buffer : call.buffers) {
@@ -124,17 +124,19 @@ class Workload {
       if (failure != nullptr) call.failure = *failure;
     };
     if (late_) {
-      const SumShape& shape = *sites_[site].shape;
+      const SumSpec& shape = *sites_[site].shape;
       const uint64_t all = ElementsOf(shape), first = 1 + late_->random() % all;
       call.late = call.buffers;
       Spoil(call.buffers, shape, first);
-      sum.ready_elements = first;
-      sum.written = [this, &call, site, execution](uint64_t elements) { OnWritten(call, site, execution, elements); };
+      sum.pieces.emplace().ready_elements = first;
+      sum.pieces->written = [this, &call, site, execution](uint64_t elements) {
+        OnWritten(call, site, execution, elements);
+      };
       DeliverNext(call, rank, sum.key, sites_[site].shape, first);
     }
     cluster_.rank(rank).Start(std::move(sum), cluster_.network().now_us());
   }
-  void DeliverNext(Call& call, uint32_t rank, const SumKey& key, const std::shared_ptr<const SumShape>& shape,
+  void DeliverNext(Call& call, uint32_t rank, const SumKey& key, const std::shared_ptr<const SumSpec>& shape,
                    uint64_t begin) {
     if (begin == ElementsOf(*shape)) return;
     const auto delay_us = static_cast<int64_t>(late_->random() % static_cast<uint64_t>(late_->gap_us));
