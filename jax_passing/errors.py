@@ -16,7 +16,7 @@ class ConfigError(PassingError, ValueError):
     """A setting is unknown, malformed, or missing."""
 
 
-class UsageError(PassingError, ValueError):
+class UsageError(PassingError, ValueError, TypeError):
     """A program calls what has no meaning: without a session or in a second one, on a thread without an order of sums,
     with a handle that was used, for a dtype, a gradient, a model or a pipeline that can't be."""
 

@@ -209,8 +209,8 @@ struct Times {
 Times Measure(const std::string& library, size_t mebibytes) {
   const size_t bytes = mebibytes << 20;
   Device device(library, bytes);
-  const auto shape = std::make_shared<SumShape>(
-      SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {bytes / sizeof(float)}});
+  const auto shape = std::make_shared<SumSpec>(
+      SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {bytes / sizeof(float)}});
   const auto transport = std::make_shared<NullTransport>();
   Times times{};
   {
@@ -225,7 +225,7 @@ Times Measure(const std::string& library, size_t mebibytes) {
     times.sum_ms = MedianMs([&] {
       std::promise<void> done;
       transport->Start({.key = {.site = 2, .execution = execution++},
-                        .shape = shape,
+                        .spec = shape,
                         .inputs = {part->memory()[0]},
                         .outputs = {part->memory()[0]},
                         .done = [&](const Failure*) { done.set_value(); }});
@@ -245,9 +245,8 @@ Times Measure(const std::string& library, size_t mebibytes) {
                      }});
   {
     CudaSums sums(rendezvous, library);
-    const auto site = MakeSite(7, 1);
-    site->shape = shape;
-    site->world_size = 1;
+    const auto site = MakeCudaSite(7, 1, shape->leaf_elements);
+    ChangeSpec(site).world_size = 1;
     CudaCall call{.stream = device.stream(), .token = 1, .leaves = {device.address()}};
     times.together_ms = MedianMs([&] {
       ++call.run_id;

@@ -112,8 +112,8 @@ struct Line {
 // Runs one host: `sums` sums, one after the other, from `in` to `out`. Returns the times.
 std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_execution, int sums,
                               const std::vector<uint32_t>& in, std::vector<uint32_t>& out) {
-  const auto shape = std::make_shared<SumShape>(
-      SumShape{.site_name = "benchmark", .dtype = c.dtype, .leaf_elements = {c.bytes / SizeOf(c.dtype)}});
+  const auto shape = std::make_shared<SumSpec>(
+      SumSpec{.site_name = "benchmark", .dtype = c.dtype, .leaf_elements = {c.bytes / SizeOf(c.dtype)}});
   struct Progress {
     std::mutex mutex;
     std::condition_variable changed;
@@ -124,7 +124,7 @@ std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_exe
   for (int i = 0; i < sums; ++i) {
     const auto start = Clock::now();
     host.Start({.key = {.site = 1, .execution = first_execution + static_cast<uint32_t>(i), .step = 0},
-                .shape = shape,
+                .spec = shape,
                 .inputs = {in.data()},
                 .outputs = {out.data()},
                 .done = [progress](const Failure* failure) {

@@ -100,7 +100,7 @@ def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled:
     dimensions = [normalize_axis_index(scatter_dimension, array.ndim) for array in arrays]
     if not arrays:
         return tree
-    site = composed.site("psum_scatter", along, tree, arrays, strategy, along.scope.wire)
+    site = composed.site("psum_scatter", along, tree, arrays, strategy, along.scope.wire_dtype)
     all_devices = span(along)
     rows = [
         jnp.moveaxis(_split(array, dimension, all_devices.size, tiled), dimension, 0)

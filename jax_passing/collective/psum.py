@@ -1,4 +1,4 @@
-"""`psum` and `pmean` sum over the devices of an axis, on all hosts."""
+"""`psum`, `pmean` and `psum_with_residuals` sum over the devices of an axis, on all hosts."""
 
 from typing import Any, TypeVar
 
@@ -9,10 +9,12 @@ from jax_passing.collective.axes import device_count, extent
 from jax_passing.collective.naming.sites import new_site, paths_of
 from jax_passing.collective.primitives.bucketed_sum import (
     bucketed_sum,
+    bucketed_sum_with_residuals,
     check_bucket_bytes,
     check_strategy,
-    check_wire,
+    check_wire_dtype,
     is_number,
+    nothing_lost,
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.operands import summand, without_float0
@@ -105,28 +107,96 @@ def pmean(
     return result
 
 
-def sum_of(tree: _T, axis_name: Any, strategy: str | None, wire: str | None, bucket_bytes: int, function: str) -> _T:
+def sum_of(
+    tree: _T, axis_name: Any, strategy: str | None, wire_dtype: str | None, bucket_bytes: int, function: str
+) -> _T:
     """Does what `psum` does, as part of `function`, which errors name."""
+    return _sum_of(tree, axis_name, strategy, wire_dtype, bucket_bytes, function, residuals=False)[0]
+
+
+@wire_dtype_was_wire
+def psum_with_residuals(
+    tree: _T,
+    axis_name: Any,
+    *,
+    strategy: str | None = None,
+    wire_dtype: str | None = None,
+    bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+    function: str = "psum_with_residuals",
+) -> tuple[_T, _T]:
+    """Sums as `psum` does, and says what each host's rounding kept back.
+
+    This is what error feedback needs (Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019): whoever adds the
+    residuals of one sum to the contributions to the next one loses nothing for good.
+
+    A residual is what a host meant to contribute, the sum over its devices in float32 (float64 for float64), minus what
+    it did contribute; divided by the number of these devices (and elements of a vmap along the axes), so that the host
+    is made whole if each of them adds the residual to its next contribution. Under strategy "flat" each device
+    contributes for itself. The sums have the bits of `psum`, with which they meet.
+
+    A residual is 0 where nothing is lost: of integers, in a world of one host, and where the sum stays inside the host
+    or is JAX's own. It is also 0 where it isn't finite, as for elements that are NaN or infinite.
+
+    Args:
+      tree: arrays as for `psum`; Python numbers are taken for arrays.
+      axis_name, strategy, wire_dtype, bucket_bytes: as for `psum`.
+      function: what the user called, for errors.
+
+    Returns:
+      Two trees of the same structure, shapes and dtypes (int32 for bool): sums and residuals. Under
+      `shard_map(check_vma=True)` sums are equal along the axes. So are the residuals where `init(axis_name=...)`
+      declares the axis, unless the strategy is "flat"; where a mesh spans the processes they vary.
+
+    Raises:
+      UsageError: it is differentiated.
+      UsageError, UnvaryingInputError, ConfigError, NameError: as `psum`.
+    """
+    summed, whole = without_float0(tree)
+    sums, residuals = _sum_of(summed, axis_name, strategy, wire_dtype, bucket_bytes, function, residuals=True)
+    return whole(sums), whole(residuals)
+
+
+def _sum_of(
+    tree: Any,
+    axis_name: Any,
+    strategy: str | None,
+    wire_dtype: str | None,
+    bucket_bytes: int,
+    function: str,
+    *,
+    residuals: bool,
+) -> tuple[Any, Any]:
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
-    if not along.axes:
-        return tree
+    if not along.axes and not residuals:
+        return tree, None
     wanted = check_strategy(strategy, along)
-    wire = check_wire(wire, along, wanted)
-    if along.local and along.suits_jax:
-        return jax_collectives.psum(tree, along.axes)
+    wire_dtype = check_wire_dtype(wire_dtype, along, wanted)
+    inside = along.local and along.suits_jax
+    if inside and not residuals:
+        return jax_collectives.psum(tree, along.axes), None
     leaves, treedef = jax.tree.flatten(tree)
     paths = paths_of(tree)
     sums: list[Any] = list(leaves)
     arrays: dict[int, Any] = {}
     for index, leaf in enumerate(leaves):
-        if is_number(leaf):
+        if is_number(leaf) and not residuals:
             sums[index] = leaf * device_count(along, function)
         else:
             arrays[index] = summand(leaf, along.axes, function, paths[index])
+    left = list(sums)
     if arrays:
-        names = [paths[index] for index in arrays]
-        site = new_site(along.scope.stream, wanted, bucket_bytes, names, wire=wire)
-        for index, result in zip(arrays, bucketed_sum(list(arrays.values()), along, site), strict=True):
-            sums[index] = result
-    return jax.tree.unflatten(treedef, sums)
+        given = list(arrays.values())
+        site = new_site(
+            along.scope.stream, wanted, bucket_bytes, [paths[index] for index in arrays], wire_dtype=wire_dtype
+        )
+        if not residuals:
+            results, kept = bucketed_sum(given, along, site), given
+        elif along.axes and not inside:
+            results, kept = bucketed_sum_with_residuals(given, along, site)
+        else:
+            results = jax_collectives.psum(given, along.axes) if along.axes else given
+            kept = nothing_lost(results, along, site)
+        for index, total, residual in zip(arrays, results, kept, strict=True):
+            sums[index], left[index] = total, residual
+    return jax.tree.unflatten(treedef, sums), jax.tree.unflatten(treedef, left)

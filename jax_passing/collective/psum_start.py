@@ -20,8 +20,9 @@ from jax_passing.collective.primitives import handles
 from jax_passing.collective.primitives.bucketed_sum import (
     check_bucket_bytes,
     check_strategy,
-    check_wire,
-    on_its_wire,
+    check_wire_dtype,
+    summing,
+    with_its_wire_dtype,
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf, make_buckets
 from jax_passing.collective.primitives.handles import LeafType
@@ -39,7 +40,7 @@ class _Kind(NamedTuple):
     types: tuple[LeafType, ...]
     axes: Axes
     strategy: str | None
-    wire: str | None
+    wire_dtype: str | None
     bucket_bytes: int
 
     @property
@@ -119,16 +120,15 @@ def psum_start(
     summed_over = _summed_over(along.axes)
     types = tuple(LeafType.of(jax.typeof(array), summed_over) for array in arrays)
     kind = _Kind(treedef, types, along.axes, strategy, wire_dtype, bucket_bytes)
-    carried = check_wire(wire_dtype, along, wanted)
-    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start", wire=carried)
-    how = handles.summing(along, wanted)
+    carried = check_wire_dtype(wire_dtype, along, wanted)
+    site = new_site(along.scope.stream, wanted, bucket_bytes, paths, function="psum_start", wire_dtype=carried)
     tokens = []
     for members, bucket in _sites(kind, site, along):
         given = [arrays[i] for i in members]
         if in_host:
             tokens.append(handles.keep(given, bucket))
         else:
-            tokens.append(handles.start(given, how, bucket, invariant=bool(_summed_over(along.axes))))
+            tokens.append(handles.start(given, bucket, invariant=bool(_summed_over(along.axes))))
     return PsumHandle(tuple(tokens), kind)
 
 
@@ -165,14 +165,17 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
     if along.axes:
         require_session(along, "psum_done")
     wanted = _check_strategy(kind.strategy, along)
-    carried = check_wire(kind.wire, along, wanted)
-    site = new_site(along.scope.stream, wanted, kind.bucket_bytes, kind.paths, function="psum_start", wire=carried)
-    back = None if _in_host(along) or _summed_over(along.axes) else handles.summing(along, wanted)
+    carried = check_wire_dtype(kind.wire_dtype, along, wanted)
+    site = new_site(
+        along.scope.stream, wanted, kind.bucket_bytes, kind.paths, function="psum_start", wire_dtype=carried
+    )
+    summed_back = not _in_host(along) and not _summed_over(along.axes)
     sums: list[Any] = [None] * len(kind.types)
     others = [jnp.asarray(leaf) for leaf in jax.tree.leaves(after)]
     for token, (members, bucket) in zip(tokens, _sites(kind, site, along), strict=True):
         types = [_type_here(kind.types[i]) for i in members]
-        for i, each in zip(members, handles.take(token, types, back, bucket, others), strict=True):
+        taken = handles.take(token, types, bucket, summed_back=summed_back, after=others)
+        for i, each in zip(members, taken, strict=True):
             sums[i] = each
     if len(tokens) > 1:
         sums = together(sums)  # so whoever uses one of them finishes all, and no bucket stays unfinished
@@ -260,7 +263,7 @@ def _sites(kind: _Kind, site: Site, along: Extent) -> list[tuple[list[int], Site
     for number, members in enumerate(kind.buckets()):
         bucket = replace(site.only(members), bucket=number)
         if not _in_host(along):
-            bucket = on_its_wire(bucket, kind.types[members[0]].dtype.name, along)
+            bucket = summing(with_its_wire_dtype(bucket, kind.types[members[0]].dtype.name, along), along)
         sites.append((members, bucket))
     return sites
 

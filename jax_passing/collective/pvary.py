@@ -19,7 +19,7 @@ from jax_passing.collective.primitives.bucketed_sum import (
     bucketed_sum,
     check_bucket_bytes,
     check_strategy,
-    check_wire,
+    check_wire_dtype,
     is_number,
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
@@ -80,7 +80,7 @@ def pvary(
     check_bucket_bytes(bucket_bytes)
     along = extent(axis_name)
     wanted = check_strategy(strategy, along)
-    wire = check_wire(wire_dtype, along, wanted)
+    wire_dtype = check_wire_dtype(wire_dtype, along, wanted)
     leaves, treedef = jax.tree.flatten(tree)
     indices = [i for i, leaf in enumerate(leaves) if not is_number(leaf)]
     arrays = [jnp.asarray(leaves[i]) for i in indices]
@@ -91,7 +91,7 @@ def pvary(
         cast = [named_axes.pvary(array, named_axes.must_vary(along.axes)) for array in arrays]
     else:
         paths = paths_of(tree)
-        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices], wire=wire)
+        site = new_site(along.scope.stream, wanted, bucket_bytes, [paths[i] for i in indices], wire_dtype=wire_dtype)
         of_sums = not named_axes.check_vma() and any(jaxprs.derivative_has_sums(leaves[i]) for i in indices)
         cast = passing_pvary_p.bind(*arrays, along=along, vmapped=False, of_sums=of_sums, site=site)
         cast = compared(cast, along, site)

@@ -29,7 +29,7 @@ class Scope(NamedTuple):
       same_hashes: Python's sets are in the same order on all hosts, and what a program does in a loop over one is, too.
       per_host_gradients: JAX's own casts may be differentiated, though their sums stay inside the host; so may, without
         a warning, those of jax.lax.
-      wire: how floats travel in sums that don't say so.
+      wire_dtype: how floats travel in sums that don't say so.
       check_equal: what the program takes for equal on all hosts is compared where it first runs.
     """
 
@@ -40,7 +40,7 @@ class Scope(NamedTuple):
     stream: str = ""
     same_hashes: bool = False
     per_host_gradients: bool = False
-    wire: str = "full"
+    wire_dtype: str = "full"
     check_equal: bool = True
 
     @property
@@ -59,7 +59,7 @@ def of_settings(settings: Settings, world_size: int, device_ranks: int) -> Scope
         device_ranks,
         settings.strategy,
         same_hashes=same_hashes,
-        wire=settings.wire_dtype,
+        wire_dtype=settings.wire_dtype,
         check_equal=settings.check_equal,
     )
 

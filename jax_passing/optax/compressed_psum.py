@@ -6,10 +6,9 @@ import jax
 import optax
 
 from jax_passing.collective.axes import axis_size
-from jax_passing.collective.primitives.bucketed_sum import check_wire_name
+from jax_passing.collective.primitives.bucketed_sum import check_wire_dtype_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
-from jax_passing.collective.psum import pmean
-from jax_passing.collective.residuals import psum_with_residuals
+from jax_passing.collective.psum import pmean, psum_with_residuals
 from jax_passing.config import wire_dtype_was_wire
 from jax_passing.optax import residuals as feedback
 from jax_passing.optax.arguments import not_in_multi_steps
@@ -88,7 +87,7 @@ def compressed_psum(
         `jax_passing.psum`.
     """
     function = "compressed_psum"
-    check_wire_name(wire_dtype, function)
+    check_wire_dtype_name(wire_dtype, function)
 
     def init(params: Any) -> CompressedPsumState:
         return CompressedPsumState(feedback.zeros(params) if error_feedback else None)

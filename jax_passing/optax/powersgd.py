@@ -8,10 +8,10 @@ import optax
 
 from jax_passing.collective.axes import axis_size
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
-from jax_passing.collective.primitives.bucketed_sum import check_wire_name
+from jax_passing.collective.primitives.bucketed_sum import check_wire_dtype_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.hold import together
-from jax_passing.collective.residuals import psum_with_residuals
+from jax_passing.collective.psum import psum_with_residuals
 from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError
 from jax_passing.optax import low_rank
@@ -98,7 +98,7 @@ def powersgd(
       UsageError, UnvaryingInputError, NameError: in `update`, as
         `jax_passing.psum`.
     """
-    check_wire_name(wire_dtype, _FUNCTION)
+    check_wire_dtype_name(wire_dtype, _FUNCTION)
     check_count(_FUNCTION, "rank", rank, 1, "It says how many columns factors have.")
     check_count(_FUNCTION, "start_step", start_step, 0, "It says how many steps sum the gradients whole.")
     if not min_compression_rate > 0:

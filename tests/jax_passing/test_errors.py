@@ -64,6 +64,7 @@ def test_failures_make_new_exceptions_each_time():
 def test_errors_are_what_users_expect_to_catch():
     assert issubclass(errors.ConfigError, ValueError)
     assert issubclass(errors.UsageError, ValueError)
+    assert issubclass(errors.UsageError, TypeError)  # as of a dtype that has no sum
     assert issubclass(errors.UnvaryingInputError, errors.UsageError)
     assert all(issubclass(kind, RuntimeError) for kind in every_error())
 

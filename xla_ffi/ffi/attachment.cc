@@ -41,7 +41,7 @@ void NoteFork() { is_forked = true; }
 Failure ShutDown() { return {"ClosedError", "the session was shut down while sums were under way"}; }
 
 std::optional<Failure> RefuseSite(const SumSite& site, const Attachment& attachment) {
-  const std::string& name = site.shape->site_name;
+  const std::string& name = site.spec->site_name;
   const auto& collective = attachment.CollectiveOf(site);
   if (!collective) {
     return Failure{"ConfigError", name +
@@ -49,16 +49,16 @@ std::optional<Failure> RefuseSite(const SumSite& site, const Attachment& attachm
                                       "jax_passing.init(strategy='flat') again, or compile it again in this session"};
   }
   const uint32_t world_size = collective->world_size();
-  if (site.world_size != kAnyWorldSize && site.world_size != world_size) {
-    return Failure{"ConfigError", name + " was compiled for " + std::to_string(site.world_size) +
+  if (site.spec->world_size != kAnyWorldSize && site.spec->world_size != world_size) {
+    return Failure{"ConfigError", name + " was compiled for " + std::to_string(site.spec->world_size) +
                                       " ranks, but the session has " + std::to_string(world_size) +
                                       ": compile it again in this session"};
   }
-  const uint32_t most = MaxRanksOf(site.shape->wire);
+  const uint32_t most = MaxRanksOf(site.spec->wire_dtype);
   if (world_size > most) {
-    return Failure{"ConfigError", name + ": with wire_dtype='" + std::string(NameOf(site.shape->wire)) + "' at most " +
-                                      std::to_string(most) + " ranks can be summed, and the session has " +
-                                      std::to_string(world_size) +
+    return Failure{"ConfigError", name + ": with wire_dtype='" + std::string(NameOf(site.spec->wire_dtype)) +
+                                      "' at most " + std::to_string(most) +
+                                      " ranks can be summed, and the session has " + std::to_string(world_size) +
                                       ". Use a wire with more bits, or wire='full', for a sum over so many"};
   }
   return std::nullopt;

@@ -23,7 +23,9 @@ struct Attachment {
   uint32_t rank = 0;            // of this host
   int64_t first_device_id = 0;  // XLA's number of this process's first device: the processes may count as one
 
-  const std::shared_ptr<Collective>& CollectiveOf(const SumSite& site) const { return site.flat ? flat : collective; }
+  const std::shared_ptr<Collective>& CollectiveOf(const SumSite& site) const {
+    return site.spec->flat ? flat : collective;
+  }
 };
 
 // Tells the executions of this process apart by the attachment during which they were seen first. It has no lock.

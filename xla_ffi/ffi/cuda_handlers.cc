@@ -1,6 +1,9 @@
+#include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,7 +22,9 @@ using Stream = ffi::PlatformStream<CUstream>;
 
 struct CudaState {
   static ffi::TypeId id;
-  explicit CudaState(SumSpec spec) : roles(spec), instance(std::move(spec)) {}
+  explicit CudaState(CudaSpec spec)
+      : roles(spec), instance(std::make_shared<const CudaSpec>(std::move(spec)), "cuda") {}
+  explicit CudaState(SumSpec visit) : CudaState(CudaSpec(std::move(visit))) {}
   const DeviceRoles roles;
   Instance instance;
   std::once_flag needs_are_known;
@@ -112,6 +117,14 @@ ffi::Error WorldSize(int32_t ordinal, CUstream stream, Number result) {
   return WriteNumber(attached->world_size, ordinal, stream, result);
 }
 
+ffi::ErrorOr<std::unique_ptr<CudaState>> Make(std::string_view spec, std::string_view gpu) {
+  try {
+    return std::make_unique<CudaState>(ParseCudaSpec(spec, gpu));
+  } catch (const std::exception& error) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument(error.what()));
+  }
+}
+
 // None has the command-buffer trait: XLA would trace a call once and replay what it enqueued, without asking us again.
 
 // Before each execution of the program on a device. If there are collectives of XLA's own among its calls, XLA lets
@@ -119,6 +132,9 @@ ffi::Error WorldSize(int32_t ordinal, CUstream stream, Number result) {
 constexpr auto kInitialize = [] {
   return ffi::Ffi::Bind<ffi::ExecutionStage::kInitialize>().Ctx<ffi::State<CudaState>>().Ctx<ffi::DeviceOrdinal>().To(
       Initialize);
+};
+constexpr auto kMake = [] {
+  return ffi::Ffi::BindInstantiate().Attr<std::string_view>("spec").Attr<std::string_view>("gpu").To(Make);
 };
 constexpr auto kStart = [] {
   return ffi::Ffi::Bind()
@@ -193,7 +209,7 @@ constexpr auto kDoneOnCpu = [] {
 }  // namespace
 
 Platform CudaPlatform() {
-  return {.calls = {{"passing_psum", Handle<kStart>, Instantiate<CudaState>, Handle<kInitialize>},
+  return {.calls = {{"passing_psum", Handle<kStart>, Handle<kMake>, Handle<kInitialize>},
                     {"passing_psum_done", Handle<kDone>},
                     {"passing_visit", Handle<kVisit>, Instantiate<CudaState>},
                     {"passing_rank", Handle<kRank>},
@@ -205,7 +221,7 @@ Platform CudaPlatform() {
 }
 
 std::vector<CustomCall> CudaCallsOnCpu() {
-  return {{"passing_psum", Handle<kStartOnCpu>, Instantiate<CudaState>}, {"passing_psum_done", Handle<kDoneOnCpu>}};
+  return {{"passing_psum", Handle<kStartOnCpu>, Handle<kMake>}, {"passing_psum_done", Handle<kDoneOnCpu>}};
 }
 
 }  // namespace passing

@@ -19,21 +19,21 @@ Failure Moved() {
 }
 
 // Where the leaves stand in a block, end to end.
-std::vector<void*> LeavesIn(const PinnedBlock& block, const SumShape& shape) {
+std::vector<void*> LeavesIn(const PinnedBlock& block, const CudaSpec& spec) {
   std::vector<void*> leaves;
   auto* leaf = static_cast<char*>(block.memory);
-  for (const uint64_t elements : shape.leaf_elements) {
+  for (const uint64_t elements : spec.leaf_elements) {
     leaves.push_back(leaf);
-    leaf += elements * SizeOf(shape.dtype);
+    leaf += elements * SizeOf(spec.dtype_brought());
   }
   return leaves;
 }
 
 }  // namespace
 
-DeviceRoles::DeviceRoles(const SumSpec& spec) : by_id_(!spec.devices.empty()) {
+DeviceRoles::DeviceRoles(const CudaSpec& spec) : by_id_(!spec.devices.empty()) {
   for (size_t i = 0; i < spec.gpus.size(); ++i) {
-    roles_[spec.gpus[i]] = {spec.gpu_groups[i], spec.gpu_members[i], spec.gpu_slices[i]};
+    roles_[spec.gpus[i]] = {spec.groups[i], spec.members[i], spec.slices[i]};
   }
 }
 
@@ -92,9 +92,10 @@ SharedBlocks& CudaSums::Shared() {
 }
 
 SliceInBlock CudaSums::SharedBlockOf(const std::shared_ptr<const SumSite>& site, const CudaCall& call) {
-  const size_t bytes = site->slice_elements * SizeOf(site->shape->dtype);
+  const CudaSpec& spec = CudaSpecOf(*site);
+  const size_t slices = spec.local_member_count, bytes = spec.slice_elements * SizeOf(spec.dtype_brought());
   const auto slice = static_cast<size_t>(call.slice);
-  auto block = Shared().BlockFor(site, call.run_id, slice, site->slice_count, site->slice_count * bytes);
+  auto block = Shared().BlockFor(site, call.run_id, slice, slices, slices * bytes);
   std::lock_guard lock(mutex_);
   const auto gpu =
       std::find_if(devices_.begin(), devices_.end(), [&](const auto& each) { return each.ordinal == call.ordinal; });
@@ -126,14 +127,15 @@ std::optional<Failure> CudaSums::TryOrForget(const CudaCall& call,
 
 PinnedNeeds CudaSums::NeedsOf(const Executable& executable) {
   PinnedNeeds needs;
-  for (const auto& spec : executable.sums) {
+  for (const auto& sum : executable.sums) {
+    const auto* spec = static_cast<const CudaSpec*>(sum.get());
     if (spec->slice_elements) {
       const DeviceRoles roles(*spec);
       std::set<int64_t> groups;
       for (const CudaDevice& device : devices()) {
         if (const DeviceRole* role = roles.Find(device)) groups.insert(role->group);
       }
-      const size_t bytes = spec->local_member_count * spec->slice_elements * SizeOf(Widened(spec->dtype));
+      const size_t bytes = spec->local_member_count * spec->slice_elements * SizeOf(spec->dtype_brought());
       needs.shared.insert(needs.shared.end(), groups.size(), bytes);
       continue;
     }
@@ -155,45 +157,45 @@ void CudaSums::Reserve(const PinnedNeeds& needs, int32_t ordinal) {
 
 std::optional<Failure> CudaSums::Start(const std::shared_ptr<const SumSite>& site, CudaCall call) {
   return TryOrForget(call, [&]() -> std::optional<Failure> {
-    const SumShape& shape = *site->shape;
-    const bool sliced = site->slice_count > 1;
-    const size_t element_bytes = SizeOf(shape.dtype), leaf_count = shape.leaf_elements.size();
+    const CudaSpec& spec = CudaSpecOf(*site);
+    const bool sliced = spec.slice_elements > 0;
+    const size_t element_bytes = SizeOf(spec.dtype_brought()), leaf_count = spec.leaf_elements.size();
     std::vector<DeviceArray> leaves;
     for (size_t i = 0; i < call.leaves.size(); ++i) {
-      const uint64_t elements = sliced ? site->slice_elements : shape.leaf_elements[i % leaf_count];
+      const uint64_t elements = sliced ? spec.slice_elements : spec.leaf_elements[i % leaf_count];
       leaves.push_back({call.leaves[i], elements * element_bytes});
     }
     const auto shared = sliced ? std::optional(SharedBlockOf(site, call)) : std::nullopt;
     const auto part =
         StagingOf(call.ordinal).Start(call.stream, site, call.run_id, call.token, std::move(leaves), shared);
-    auto memory = shared ? LeavesIn(*shared->block, shape) : part->memory();
+    auto memory = shared ? LeavesIn(*shared->block, spec) : part->memory();
     // The arrays for residuals come behind the leaves, and are copied as these are, in both directions. Nothing is
     // written to their memory before they have come.
     const auto residuals_at = memory.begin() + static_cast<std::ptrdiff_t>(leaf_count);
     std::vector<void*> residuals(residuals_at, memory.end());
     memory.erase(residuals_at, memory.end());
-    const size_t bytes_before_start = residuals.empty() ? 0 : 2 * shape.bytes();
-    rendezvous_.Arrive(
-        site, {.run_id = call.run_id,
-               .device = call.device,
-               .member = call.member,
-               .inputs = {memory.begin(), memory.end()},
-               .outputs = memory,
-               .residuals = std::move(residuals),
-               .await_inputs = [part, element_bytes, bytes_before_start](uint64_t& elements) -> std::optional<Failure> {
-                 try {
-                   size_t bytes = elements * element_bytes;
-                   do {
-                     bytes = part->AwaitMore(bytes);
-                   } while (bytes < bytes_before_start);
-                   elements = bytes / element_bytes;
-                 } catch (const CudaError& error) {
-                   return AcceleratorFailure(error.what());
-                 }
-                 return std::nullopt;
-               },
-               .written = [part, element_bytes](uint64_t elements) { part->OnWritten(elements * element_bytes); },
-               .done = [part](const Failure* failure) { part->Complete(failure); }});
+    const size_t bytes_before_start = residuals.empty() ? 0 : 2 * spec.bytes();
+    auto await = [part, element_bytes, bytes_before_start](uint64_t& elements) -> std::optional<Failure> {
+      try {
+        size_t bytes = elements * element_bytes;
+        do {
+          bytes = part->AwaitMore(bytes);
+        } while (bytes < bytes_before_start);
+        elements = bytes / element_bytes;
+      } catch (const CudaError& error) {
+        return AcceleratorFailure(error.what());
+      }
+      return std::nullopt;
+    };
+    auto written = [part, element_bytes](uint64_t elements) { part->OnWritten(elements * element_bytes); };
+    rendezvous_.Arrive(site, {.run_id = call.run_id,
+                              .device = call.device,
+                              .member = call.member,
+                              .inputs = {memory.begin(), memory.end()},
+                              .outputs = memory,
+                              .residuals = std::move(residuals),
+                              .staged = std::make_shared<StagedInputs>(starts_, std::move(await), std::move(written)),
+                              .done = [part](const Failure* failure) { part->Complete(failure); }});
     return std::nullopt;
   });
 }

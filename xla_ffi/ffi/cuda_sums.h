@@ -17,9 +17,10 @@
 #include "cuda/driver.h"
 #include "cuda/shared_blocks.h"
 #include "cuda/staging.h"
+#include "ffi/cuda_spec.h"
+#include "ffi/cuda_starts.h"
 #include "ffi/instance.h"
 #include "ffi/rendezvous.h"
-#include "ffi/sum_spec.h"
 
 namespace passing {
 
@@ -38,15 +39,15 @@ struct DeviceRole {
   int64_t slice = 0;
 };
 
-// The roles that a SumSpec gives to GPUs.
+// The roles that a CudaSpec gives to GPUs.
 class DeviceRoles {
  public:
-  explicit DeviceRoles(const SumSpec& spec);
+  explicit DeviceRoles(const CudaSpec& spec);
   // Null if the device isn't in the program's mesh.
   const DeviceRole* Find(const CudaDevice& device) const;
 
  private:
-  static constexpr int64_t kAnyDevice = -1;  // of SumSpec::gpus
+  static constexpr int64_t kAnyDevice = -1;  // of CudaSpec::gpus
 
   const bool by_id_;
   std::unordered_map<int64_t, DeviceRole> roles_;
@@ -74,7 +75,11 @@ struct CudaCall {
 // other hosts wait for the sum.
 class CudaSums {
  public:
-  CudaSums(Rendezvous& rendezvous, std::string library) : rendezvous_(rendezvous), library_(std::move(library)) {}
+  CudaSums(Rendezvous& rendezvous, std::string library)
+      : rendezvous_(rendezvous),
+        starts_(std::make_shared<StagedStarts>(
+            rendezvous.pool(), [&rendezvous](const Failure& failure) { rendezvous.FailSession(failure); })),
+        library_(std::move(library)) {}
 
   // The process's; never destroyed, as XLA's threads may still call it when the process ends.
   static CudaSums& Get();
@@ -91,8 +96,8 @@ class CudaSums {
   // the midst of an execution may wait for this one. What can't be pinned now `Start` tries again, and says if it can't
   // be: an error before the execution would leave the other GPUs' threads waiting in XLA for this one.
   void Reserve(const PinnedNeeds& needs, int32_t ordinal);
-  // Blocks no longer than PinnedPool's Acquire. The sum itself may have failed already: `Finish` returns that, and what
-  // becomes of the copies.
+  // `site` has a CudaSpec. Blocks no longer than PinnedPool's Acquire. The sum itself may have failed already: `Finish`
+  // returns that, and what becomes of the copies.
   std::optional<Failure> Start(const std::shared_ptr<const SumSite>& site, CudaCall call);
   // Blocks until the sum that was started with this token is there, and enqueues that it is copied to the leaves, piece
   // by piece.
@@ -115,6 +120,7 @@ class CudaSums {
   std::optional<Failure> TryOrForget(const CudaCall& call, const std::function<std::optional<Failure>()>& action);
 
   Rendezvous& rendezvous_;
+  const std::shared_ptr<StagedStarts> starts_;
   std::mutex mutex_;  // of all below; not held while a Staging works
   std::string library_;
   std::vector<CudaDevice> devices_;

@@ -33,13 +33,13 @@ FlatCollective::FlatCollective(std::vector<std::shared_ptr<Collective>> ranks) :
 }
 
 void FlatCollective::Start(Sum sum) {
-  assert(sum.shape->device_count == ranks_.size());
-  auto of_one = std::make_shared<SumShape>(*sum.shape);
-  of_one->device_count = 1;
+  assert(sum.device_count() == ranks_.size());
   auto pending = std::make_shared<Pending>();
   pending->rank_count = ranks_.size();
   pending->done = std::move(sum.done);
-  const auto leaf_count = static_cast<std::ptrdiff_t>(of_one->leaf_elements.size());
+  const auto leaf_count = static_cast<std::ptrdiff_t>(sum.spec->leaf_elements.size());
+  auto pieces = std::move(sum.pieces);
+  if (pieces) pieces->written = nullptr;  // each rank has the results of one device
   for (size_t device = 0; device < ranks_.size(); ++device) {
     const auto first = static_cast<std::ptrdiff_t>(device) * leaf_count;
     std::vector<void*> residuals;
@@ -47,12 +47,12 @@ void FlatCollective::Start(Sum sum) {
       residuals.assign(sum.residuals.begin() + first, sum.residuals.begin() + first + leaf_count);
     }
     ranks_[device]->Start({.key = sum.key,
-                           .shape = of_one,
+                           .spec = sum.spec,
                            .inputs = {sum.inputs.begin() + first, sum.inputs.begin() + first + leaf_count},
                            .outputs = {sum.outputs.begin() + first, sum.outputs.begin() + first + leaf_count},
                            .residuals = std::move(residuals),
                            .done = [pending](const Failure* failure) { pending->Finish(failure); },
-                           .ready_elements = sum.ready_elements});
+                           .pieces = pieces});
   }
 }
 

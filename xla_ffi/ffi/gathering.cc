@@ -23,39 +23,29 @@ std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, 
   const SumSite& site = *gathering->site;
   auto& calls = gathering->calls;
   std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.member < b.member; });
-  Sum sum{.key = key, .shape = site.shape, .inputs = {}, .outputs = {}, .residuals = {}, .done = {}};
-  const size_t leaf_count = site.shape->leaf_elements.size();
-  sum.inputs.reserve(site.shape->device_count * leaf_count);
-  sum.outputs.reserve(site.shape->device_count * leaf_count);
+  Sum sum{.key = key, .spec = site.spec, .inputs = {}, .outputs = {}, .residuals = {}, .done = {}};
+  const size_t leaf_count = site.spec->leaf_elements.size();
+  sum.inputs.reserve(calls.size() * leaf_count);
+  sum.outputs.reserve(calls.size() * leaf_count);
   for (size_t i = 0; i < calls.size(); ++i) {
     const Call& call = calls[i];
     assert(call.inputs.size() == leaf_count && call.outputs.size() == leaf_count);
     assert(call.residuals.size() == (calls.front().residuals.empty() ? 0 : leaf_count));
-    if (call.member != calls[i - i % site.replica_count].member ||
-        (i > 0 && i % site.replica_count == 0 && call.member == calls[i - 1].member) ||
-        (site.slice_count > 1 && call.inputs != calls.front().inputs)) {
-      return Failure{"ProgramMismatchError", "the devices that met at " + site.shape->site_name +
-                                                 " don't belong together: members " + Members(calls)};
+    const uint32_t nth = i % site.spec->replica_count;
+    if (call.member != calls[i - nth].member || (i > 0 && nth == 0 && call.member == calls[i - 1].member)) {
+      return DontBelongTogether(*gathering);
     }
-    if (i % site.replica_count != 0) continue;  // carries the same data as the replica before it
-    if (i % site.slice_count != 0) continue;    // its slice stands in the same buffers
+    if (nth != 0) continue;  // carries the same data as the replica before it
     sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
     sum.residuals.insert(sum.residuals.end(), call.residuals.begin(), call.residuals.end());
   }
-  // Each of the calls asks, or none; of replicas the first one alone is told.
-  if (calls.front().written) {
-    sum.written = [gathering](uint64_t elements) {
-      const SumSite& site = *gathering->site;
-      for (size_t i = 0; i < gathering->calls.size(); i += site.replica_count) {
-        const uint64_t first = site.slice_elements * i;
-        if (elements <= first) return;
-        const uint64_t its_own = elements - first;
-        gathering->calls[i].written(site.slice_count > 1 ? std::min(its_own, site.slice_elements) : its_own);
-      }
-    };
-  }
   return sum;
+}
+
+Failure DontBelongTogether(const Gathering& gathering) {
+  return {"ProgramMismatchError", "the devices that met at " + gathering.site->spec->site_name +
+                                      " don't belong together: members " + Members(gathering.calls)};
 }
 
 void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure) {
@@ -67,18 +57,18 @@ void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, c
     pool.Run(std::move(tasks));
   };
   const SumSite& site = *gathering->site;
-  if (failure || site.replica_count == 1) {
+  if (failure || site.spec->replica_count == 1) {
     complete_all();
     return;
   }
   pool.Run([gathering, complete_all = std::move(complete_all)] {
     const SumSite& site = *gathering->site;
-    const size_t element_size = SizeOf(site.shape->dtype);
+    const size_t element_size = SizeOf(site.spec->dtype);
     auto& calls = gathering->calls;
     for (size_t i = 0; i < calls.size(); ++i) {
-      const Call& source = calls[i - i % site.replica_count];
-      for (size_t leaf = 0; i % site.replica_count != 0 && leaf < source.outputs.size(); ++leaf) {
-        const size_t bytes = site.shape->leaf_elements[leaf] * element_size;
+      const Call& source = calls[i - i % site.spec->replica_count];
+      for (size_t leaf = 0; i % site.spec->replica_count != 0 && leaf < source.outputs.size(); ++leaf) {
+        const size_t bytes = site.spec->leaf_elements[leaf] * element_size;
         std::memcpy(calls[i].outputs[leaf], source.outputs[leaf], bytes);
         if (!source.residuals.empty()) std::memcpy(calls[i].residuals[leaf], source.residuals[leaf], bytes);
       }
@@ -94,7 +84,7 @@ void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, c
 Failure TooLate(const Gathering& gathering, double deadline_s) {
   const SumSite& site = *gathering.site;
   const std::vector<Call>& calls = gathering.calls;
-  return {"DeadlineExceededError", site.shape->site_name + ": only " + std::to_string(calls.size()) + " of " +
+  return {"DeadlineExceededError", site.spec->site_name + ": only " + std::to_string(calls.size()) + " of " +
                                        std::to_string(site.call_count()) + " devices of this host came within " +
                                        std::to_string(static_cast<int64_t>(deadline_s)) + " s (members " +
                                        Members(calls) + ")"};

@@ -15,6 +15,16 @@
 
 namespace passing {
 
+struct Gathering;
+
+// Calls come with this if their inputs are still to come, from a GPU (cuda_starts.h).
+class Staged {
+ public:
+  virtual ~Staged() = default;
+  // Starts the sum of a gathering when its inputs come.
+  virtual void Start(std::shared_ptr<Gathering> gathering, Sum sum) = 0;
+};
+
 // One device's call of a site. Buffers by leaf, valid until `done` ran; outputs[i] is inputs[i] or disjoint from all.
 struct Call {
   int32_t run_id = 0;  // XLA's number of this execution of the executable; wraps
@@ -25,11 +35,7 @@ struct Call {
   std::vector<void*> residuals{};  // Sum::residuals; each of the calls asks for them, or none
   // Only the first call of its name in a session is summed; later ones end at once, with what they had in `outputs`.
   bool once = false;
-  // Null: the inputs can be read now. Else blocks until more than `elements` can, of the leaves end to end and from the
-  // first on, and sets it to how many.
-  std::function<std::optional<Failure>(uint64_t& elements)> await_inputs{};
-  // Null, or told how many elements, counted alike, have their sums in the outputs already: Sum::written.
-  std::function<void(uint64_t elements)> written{};
+  std::shared_ptr<Staged> staged{};  // null: the inputs can be read now
   // Null, or called on the pool once all calls have come and the sum has its name, before `done`.
   std::function<void()> started{};
   std::function<void(const Failure*)> done;  // called exactly once; null when the sum succeeded
@@ -46,6 +52,9 @@ struct Gathering {
 
 // The sum of all calls, without `done`; or why they don't belong together. Puts the calls into the order of members.
 std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key);
+
+// Says so.
+Failure DontBelongTogether(const Gathering& gathering);
 
 // Completes all calls, on the pool.
 void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure);

@@ -14,7 +14,7 @@ uint64_t HashOf(const SumSpec& spec) {
   hash.Add(spec.identity);
   hash.Add(static_cast<uint64_t>(spec.dtype));
   hash.Add(static_cast<uint64_t>(spec.op));
-  hash.Add(static_cast<uint64_t>(spec.wire));
+  hash.Add(static_cast<uint64_t>(spec.wire_dtype));
   hash.Add(spec.member_count);
   hash.Add(spec.leaf_elements.size());
   for (const uint64_t count : spec.leaf_elements) hash.Add(count);
@@ -141,7 +141,7 @@ void OpenExecutable::Complete() {
     const SumSpec& spec = instance->spec();
     executable_->visits |= spec.is_visit();
     if (spec.is_visit()) continue;
-    executable_->on_gpu = spec.on_gpu;
+    executable_->platform = instance->platform_;
     if (spec.conditional && spec.world_size != 1) conditional = instance;
     program.devices = spec.devices;
     executable_->sums.push_back(instance->spec_);
@@ -186,15 +186,10 @@ std::shared_ptr<Executable> OpenExecutable::CompletedExecutable() {
   return executable_->program.identities.empty() ? nullptr : executable_;
 }
 
-Instance::Instance(SumSpec spec)
-    : spec_(std::make_shared<const SumSpec>(std::move(spec))),
+Instance::Instance(std::shared_ptr<const SumSpec> spec, std::string platform)
+    : spec_(std::move(spec)),
+      platform_(std::move(platform)),
       hash_(HashOf(*spec_)),
-      shape_(std::make_shared<SumShape>(SumShape{.site_name = spec_->site_name,
-                                                 .dtype = spec_->slice_elements ? Widened(spec_->dtype) : spec_->dtype,
-                                                 .leaf_elements = spec_->leaf_elements,
-                                                 .device_count = spec_->slice_elements ? 1 : spec_->local_member_count,
-                                                 .op = spec_->op,
-                                                 .wire = spec_->wire})),
       open_executable_(OpenExecutable::Add(this)) {}
 
 Instance::~Instance() { open_executable_->Remove(this); }
@@ -209,15 +204,7 @@ std::shared_ptr<const SumSite> Instance::SiteOf(int64_t group) {
     hash.Add(hash_);
     hash.Add(nth_);
     hash.Add(static_cast<uint64_t>(group));
-    site = std::make_shared<const SumSite>(SumSite{.hash = hash.value(),
-                                                   .shape = shape_,
-                                                   .executable = executable,
-                                                   .replica_count = spec_->replica_count,
-                                                   .world_size = spec_->world_size,
-                                                   .flat = spec_->flat,
-                                                   .overlap_group = spec_->overlap_group,
-                                                   .slice_count = spec_->slice_elements ? spec_->local_member_count : 1,
-                                                   .slice_elements = spec_->slice_elements});
+    site = std::make_shared<const SumSite>(SumSite{hash.value(), spec_, executable});
   }
   return site;
 }

@@ -28,41 +28,36 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/sum_spec.h"
 #include "host/sums/sum.h"
+#include "host/sums/sum_spec.h"
 
 namespace passing {
 
 // The sums of one executable share this.
 struct Executable {
-  uint64_t hash = 0;    // of `program` but its devices
-  ProgramInfo program;  // its devices are those of SumSpec
-  bool visits = false;  // it tells of each execution: not each may come to a sum
-  bool on_gpu = false;  // it runs on this host's GPUs, not on its CPU devices
+  uint64_t hash = 0;     // of `program` but its devices
+  ProgramInfo program;   // its devices are those of SumSpec
+  bool visits = false;   // it tells of each execution: not each may come to a sum
+  std::string platform;  // of the devices that it runs on
   std::vector<std::shared_ptr<const SumSpec>> sums;
   std::optional<Failure> refused;  // why its sums can't be told apart
 };
 
 // One instance's sums of one group of devices: all calls that ever meet.
 struct SumSite {
-  uint64_t hash = 0;                      // the devices are still to be added, unless the mesh spans processes
-  std::shared_ptr<const SumShape> shape;  // of what meets here: slices are the elements of one device
+  uint64_t hash = 0;  // the devices are still to be added, unless the mesh spans processes
+  std::shared_ptr<const SumSpec> spec;
   std::shared_ptr<const Executable> executable;
-  uint32_t replica_count = 1;
-  uint32_t world_size = 1;
-  bool flat = false;
-  int64_t overlap_group = 0;    // that of SumSpec, on GPU
-  uint32_t slice_count = 1;     // calls that bring the elements of one device together: their buffers are the same
-  uint64_t slice_elements = 0;  // that each of them brings, if they are several
 
-  size_t call_count() const { return size_t{shape->device_count} * replica_count * slice_count; }
+  size_t call_count() const { return size_t{spec->local_member_count} * spec->replica_count; }
 };
 
 class OpenExecutable;
 
 class Instance {
  public:
-  explicit Instance(SumSpec spec);
+  explicit Instance(SumSpec spec) : Instance(std::make_shared<const SumSpec>(std::move(spec)), "cpu") {}
+  Instance(std::shared_ptr<const SumSpec> spec, std::string platform);
   ~Instance();
   Instance(const Instance&) = delete;
 
@@ -77,9 +72,9 @@ class Instance {
   friend class OpenExecutable;
 
   const std::shared_ptr<const SumSpec> spec_;
+  const std::string platform_;
   const uint64_t hash_;  // equal for look-alikes
-  const std::shared_ptr<const SumShape> shape_;
-  uint64_t nth_ = 0;  // which one of its look-alikes it is, once the executable is complete
+  uint64_t nth_ = 0;     // which one of its look-alikes it is, once the executable is complete
   // The last of these: from here on, other threads may complete the executable.
   const std::shared_ptr<OpenExecutable> open_executable_;
   std::mutex mutex_;

@@ -14,29 +14,29 @@ namespace {
 
 // The elements of each device from the `begin`th to the `end`th.
 void SumElements(const Sum& sum, uint64_t begin, uint64_t end) {
-  const SumShape& shape = *sum.shape;
-  assert(shape.op == Op::kSum || shape.dtype == DType::kInt32);
-  const size_t leaf_count = shape.leaf_elements.size();
-  std::vector<const void*> inputs(shape.device_count);
-  std::vector<void*> outputs(shape.device_count);
+  const SumSpec& spec = *sum.spec;
+  assert(spec.op == Op::kSum || spec.dtype == DType::kInt32);
+  const size_t leaf_count = spec.leaf_elements.size();
+  std::vector<const void*> inputs(sum.device_count());
+  std::vector<void*> outputs(sum.device_count());
   uint64_t leaf_begin = 0;
-  for (size_t leaf = 0; leaf < leaf_count; leaf_begin += shape.leaf_elements[leaf++]) {
+  for (size_t leaf = 0; leaf < leaf_count; leaf_begin += spec.leaf_elements[leaf++]) {
     const uint64_t first = std::max(begin, leaf_begin);
-    const uint64_t last = std::min(end, leaf_begin + shape.leaf_elements[leaf]);
+    const uint64_t last = std::min(end, leaf_begin + spec.leaf_elements[leaf]);
     if (first >= last) continue;
-    const uint64_t offset = (first - leaf_begin) * SizeOf(shape.dtype);
-    for (uint32_t device = 0; device < shape.device_count; ++device) {
+    const uint64_t offset = (first - leaf_begin) * SizeOf(spec.dtype);
+    for (size_t device = 0; device < inputs.size(); ++device) {
       inputs[device] = static_cast<const uint8_t*>(sum.inputs[device * leaf_count + leaf]) + offset;
       outputs[device] = static_cast<uint8_t*>(sum.outputs[device * leaf_count + leaf]) + offset;
     }
-    if (shape.op == Op::kMax) {
+    if (spec.op == Op::kMax) {
       MaxLocal(inputs, last - first, outputs);
     } else {
-      SumLocal(shape.dtype, inputs, last - first, outputs);
+      SumLocal(spec.dtype, inputs, last - first, outputs);
     }
-    for (uint32_t device = 0; !sum.residuals.empty() && device < shape.device_count; ++device) {
+    for (size_t device = 0; !sum.residuals.empty() && device < inputs.size(); ++device) {
       auto* residuals = static_cast<uint8_t*>(sum.residuals[device * leaf_count + leaf]) + offset;
-      std::memset(residuals, 0, (last - first) * SizeOf(shape.dtype));  // nothing is sent, so nothing is lost
+      std::memset(residuals, 0, (last - first) * SizeOf(spec.dtype));  // nothing is sent, so nothing is lost
     }
   }
 }
@@ -48,7 +48,7 @@ void LocalCollective::Start(Sum sum) {
     std::lock_guard lock(mutex_);
     ++stats_.sums_started;
   }
-  const uint64_t ready = sum.ready_elements;
+  const uint64_t ready = sum.pieces ? sum.pieces->ready_elements : sum.spec->elements();
   GoOn(std::move(sum), 0, ready);
 }
 
@@ -64,11 +64,11 @@ void LocalCollective::Ready(const SumKey& key, uint64_t elements) {
 }
 
 void LocalCollective::GoOn(Sum sum, uint64_t begin, uint64_t end) {
-  const uint64_t all = sum.shape->elements();
+  const uint64_t all = sum.spec->elements();
   end = std::min(end, all);
   if (!failure()) {
     SumElements(sum, begin, end);
-    if (sum.written) sum.written(end);
+    if (sum.pieces && sum.pieces->written) sum.pieces->written(end);
   }
   std::optional<Failure> failed;
   {
@@ -80,7 +80,7 @@ void LocalCollective::GoOn(Sum sum, uint64_t begin, uint64_t end) {
     }
     if (!failed) {
       ++stats_.sums_completed;
-      stats_.tensor_bytes += sum.shape->bytes();
+      stats_.tensor_bytes += sum.spec->bytes();
     }
   }
   sum.done(failed ? &*failed : nullptr);

@@ -65,7 +65,7 @@ void Rendezvous::Detach() {
 }
 
 std::optional<Failure> Rendezvous::Refuse(const SumSite& site, const Call& call, bool& fatal) {
-  const std::string& name = site.shape->site_name;
+  const std::string& name = site.spec->site_name;
   const bool is_of_this_session = seen_.Note(site.executable, call.run_id, attachment_number_);
   if (!attachment_) return NotInitialized(name);
   if (!is_of_this_session) return BeganBefore(name);
@@ -171,8 +171,8 @@ void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const Sum
   }
   Sum& sum = std::get<Sum>(made);
   sum.done = [this, gathering](const Failure* failure) { Finish(pool_, gathering, failure); };
-  if (gathering->calls.front().await_inputs) {
-    staged_starts_.Start(gathering, std::move(sum));
+  if (const auto& staged = gathering->calls.front().staged) {
+    staged->Start(gathering, std::move(sum));
   } else {
     gathering->collective->Start(std::move(sum));
   }

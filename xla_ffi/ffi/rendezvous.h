@@ -17,7 +17,6 @@
 #include "ffi/completion_pool.h"
 #include "ffi/gathering.h"
 #include "ffi/instance.h"
-#include "ffi/staged_start.h"
 #include "ffi/sum_handles.h"
 #include "ffi/sum_names.h"
 #include "host/sums/sum.h"
@@ -66,6 +65,7 @@ class Rendezvous {
   };
   std::optional<Attached> attached();
 
+  CompletionPool& pool() { return pool_; }
   // Sums whose calls ended when they had started. They end with the attachment.
   SumHandles& handles() { return handles_; }
 
@@ -86,7 +86,6 @@ class Rendezvous {
 
   CompletionPool& pool_;
   SumHandles handles_;
-  StagedStarts staged_starts_{pool_, [this](const Failure& failure) { FailSession(failure); }};
   std::mutex mutex_;
   std::optional<Attachment> attachment_;
   std::optional<SumNames> names_;                                               // while there is an attachment

@@ -69,7 +69,7 @@ std::variant<SumKey, Failure> SumNames::Name(const SumSite& site, int32_t run_id
     for (const int64_t device : devices) hash.Add(static_cast<uint64_t>(device));
     name = hash.value();
   }
-  if (by_name_.size() >= max_names_ && !by_name_.contains(name)) return TooMany(site.shape->site_name, max_names_);
+  if (by_name_.size() >= max_names_ && !by_name_.contains(name)) return TooMany(site.spec->site_name, max_names_);
   const auto [found, is_new] = by_name_.try_emplace(name);
   if (is_new) {
     ProgramInfo program = executable->program;
@@ -81,18 +81,18 @@ std::variant<SumKey, Failure> SumNames::Name(const SumSite& site, int32_t run_id
   }
   Executions& executions = found->second;
   if (executions.last != now) {
-    if (executions.last.executable && executions.last.executable->on_gpu != executable->on_gpu) {
-      return OnBoth(site.shape->site_name);
+    if (executions.last.executable && executions.last.executable->platform != executable->platform) {
+      return OnBoth(site.spec->site_name);
     }
     if (executions.last.executable == executable && IsLater(executions.last.run_id, run_id)) {
-      return Overlapped(site.shape->site_name);
+      return Overlapped(site.spec->site_name);
     }
     executions.Begin(now);
     if (executable->visits) {
       // The visits of one device count: each device visits by itself.
       const auto visits = with_visits_.find({executable->hash, first_device});
       if (visits == with_visits_.end()) return TooMany(executable->program.name, max_names_);
-      if (visits->second.last != now) return Overlapped(site.shape->site_name);
+      if (visits->second.last != now) return Overlapped(site.spec->site_name);
       executions.count = visits->second.count;
     }
   }

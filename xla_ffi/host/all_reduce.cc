@@ -37,7 +37,7 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
 void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
-  Issue(std::make_unique<ElementPass>(std::move(sum), packets_.limits(), packets_.rank(), now_us));
+  Issue(ElementPass::Of(std::move(sum), packets_.limits(), packets_.rank(), now_us));
 }
 
 void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
@@ -66,7 +66,7 @@ void AllReduce::PlaceIssued(int64_t now_us) {
     if (sum == nullptr) break;
     const uint32_t segment = sum->next_segment();
     AddEntry(order_.Append(sum->IdOf(segment), sum->plan().segment(segment).chunk_count(), sum->plan().segment_count(),
-                           sum->shape().site_name, announcement_));
+                           sum->spec().site_name, announcement_));
     if (announcement_.size() >= kOrderMessageBytes) Announce();
   }
   if (!announcement_.empty()) Announce();
@@ -258,7 +258,7 @@ void AllReduce::OnWrongSum(const PlacedSegment& placed, uint64_t position) {
   if (++wrong_results_[position] <= kMaxWrongResults) return;
   failure_ = {
       "WrongSumError",
-      placed.sum->shape().site_name +
+      placed.sum->spec().site_name +
           ": a sum that came back isn't that of what all ranks sent. Somebody sends packets in a rank's name, or "
           "the switch adds wrongly: look at its counters, and test it by `jax-passing conformance`. Nothing "
           "wrong was used; start again from the last step."};
@@ -296,7 +296,7 @@ void AllReduce::Fail(const Failure& failure) {
 std::optional<Stall> AllReduce::OldestStall() const {
   const SumPass* oldest = log_.sums().Oldest();
   if (oldest == nullptr) return std::nullopt;
-  Stall stall{.site_name = oldest->shape().site_name, .key = oldest->key(), .since_us = oldest->started_us()};
+  Stall stall{.site_name = oldest->spec().site_name, .key = oldest->key(), .since_us = oldest->started_us()};
   // Results come in the order of the log: the first chunk without one is what the sum waits for.
   const PlacedSegment* waiting = log_.FirstOf(*oldest);
   if (waiting == nullptr) {

@@ -187,14 +187,14 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
       if (const auto failure = Exchange(server_, group_, own_host, work.parts, TagOf(tag), end)) Fail(*failure);
       return;
     }
-    work.shape.site_name = gathering->what;
+    work.spec.site_name = gathering->what;
     group_.collective->Start({
         .key = {.site = site, .execution = origin.execution, .step = origin.step},
-        .shape = std::make_shared<SumShape>(work.shape),
+        .spec = std::make_shared<SumSpec>(work.spec),
         .inputs = work.inputs,
         .outputs = work.outputs,
         .done = end,
-        .written = [gathering](uint64_t) { gathering->Progress(); },
+        .pieces = Pieces{.written = [gathering](uint64_t) { gathering->Progress(); }},
     });
   } catch (const std::exception&) {
     const Failure failure = CurrentFailure(gathering->what);

@@ -48,9 +48,8 @@ struct Layout {
 Work AllReduceSum(const Layout& layout) {
   Work work;
   const ElementType& type = layout.signature.type;
-  work.shape.dtype = type.dtype;
-  work.shape.leaf_elements = {layout.elements * (type.is_complex ? 2 : 1)};
-  work.shape.device_count = static_cast<uint32_t>(layout.calls.size());
+  work.spec.dtype = type.dtype;
+  work.spec.leaf_elements = {layout.elements * (type.is_complex ? 2 : 1)};
   for (const Call& call : layout.calls) {
     work.inputs.push_back(call.input);
     work.outputs.push_back(call.output);
@@ -59,9 +58,8 @@ Work AllReduceSum(const Layout& layout) {
 }
 
 void SumInPlace(Work& work, DType dtype, uint64_t elements) {
-  work.shape.dtype = dtype;
-  work.shape.leaf_elements = {elements};
-  work.shape.device_count = 1;
+  work.spec.dtype = dtype;
+  work.spec.leaf_elements = {elements};
   work.inputs = {work.scratch.get()};
   work.outputs = {work.scratch.get()};
 }
@@ -69,11 +67,11 @@ void SumInPlace(Work& work, DType dtype, uint64_t elements) {
 // The devices of a host are added up before, so that there is one copy of the whole sum, not one for each device.
 Work ReduceScatterSum(const Layout& layout) {
   Work work = AllReduceSum(layout);
-  const uint64_t elements = work.shape.leaf_elements[0];
+  const uint64_t elements = work.spec.leaf_elements[0];
   work.scratch = NewMemory<uint32_t>((layout.bytes() + 3) / 4);
   void* const output = work.scratch.get();
-  SumLocal(work.shape.dtype, work.inputs, elements, {&output, 1});
-  SumInPlace(work, work.shape.dtype, elements);
+  SumLocal(work.spec.dtype, work.inputs, elements, {&output, 1});
+  SumInPlace(work, work.spec.dtype, elements);
   work.finish = [layout, output] { layout.Distribute(output); };
   return work;
 }
@@ -104,7 +102,7 @@ Work ExtremeOfKeys(const Layout& layout) {
     }
   });
   SumInPlace(work, DType::kInt32, layout.elements);
-  work.shape.op = Op::kMax;
+  work.spec.op = Op::kMax;
   return work;
 }
 

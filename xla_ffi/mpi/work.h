@@ -14,7 +14,7 @@
 namespace passing::mpi {
 
 struct Work {
-  SumShape shape;  // without its name
+  SumSpec spec;  // without its name
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
   std::unique_ptr<uint32_t[]> scratch;  // what they point into, unless that is a caller's

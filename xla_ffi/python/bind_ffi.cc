@@ -22,7 +22,7 @@
 #include "ffi/host_calls.h"
 #include "ffi/local_collective.h"
 #include "ffi/rendezvous.h"
-#include "ffi/sum_spec.h"
+#include "host/sums/sum_spec.h"
 #include "host/transport/transport.h"
 #include "python/bindings.h"
 #include "python/stats.h"

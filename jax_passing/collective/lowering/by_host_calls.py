@@ -13,9 +13,11 @@ import numpy as np
 from jax.extend.mlir import ir
 from jax.interpreters import mlir
 
-from jax_passing._compat import host_callbacks, inlined_calls, jaxprs, lowered_modules
-from jax_passing.collective.lowering.hosts_sum import POSITION, HostsSum, group_and_member, rule
+from jax_passing._compat import host_callbacks, inlined_calls, jaxprs, lowered_modules, meshes
+from jax_passing.collective.lowering.hosts_sum import POSITION, group_and_member, rule
 from jax_passing.collective.lowering.order import INT32, Turn
+from jax_passing.collective.naming.sites import Site
+from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.compiled_text import STREAM, stream_text
 from jax_passing.errors import Failure, UsageError
@@ -28,10 +30,10 @@ _EXIT_S = 60  # longest wait for executions when Python ends
 
 
 def _emit(
-    ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], turn: Turn
+    ctx: mlir.LoweringRuleContext, site: Site, spec: SumSpec, leaves: Sequence[Any], turn: Turn
 ) -> tuple[Any, Sequence[Any]]:
-    mesh, (platform,) = total.mesh, lowered_modules.platforms(ctx)
-    name = total.spec.site_name
+    mesh, (platform,) = meshes.lowering_mesh(ctx), lowered_modules.platforms(ctx)
+    name = spec.site_name
     if not mesh.all_manual:
         raise NotImplementedError(
             f"{name}: on {platform}, sums over hosts run in jax.shard_map over all axes of the mesh, or on one device. "
@@ -43,12 +45,13 @@ def _emit(
             f"on {platform} nothing tells the copies apart. Leave out in_shardings and out_shardings of the inner "
             "jax.jit."
         )
-    if platform == "tpu" and total.spec.dtype == "float64":
+    if platform == "tpu" and spec.dtype == "float64":
         raise UsageError(f"{name}: a TPU has no numbers of 64 bits with a point")
     program = host_calls.program_of(ctx).native
-    number = program.add(total.spec.encode())
-    devices = _devices(total)
-    rows, rows_out = ([_packed_type(aval) for aval in avals] for avals in (total.avals, total.avals_out))
+    number = program.add(spec.encode())
+    devices = _devices(mesh, site)
+    avals_out = [*ctx.avals_in, *(ctx.avals_in if site.residuals else ())]
+    rows, rows_out = ([_packed_type(aval) for aval in avals] for avals in (ctx.avals_in, avals_out))
     token = jax.core.ShapedArray((1,), np.dtype(np.int32))
 
     def add(position: np.ndarray, execution: np.ndarray, _: np.ndarray, *leaves: np.ndarray) -> Sequence[np.ndarray]:
@@ -70,14 +73,14 @@ def _emit(
         return [np.zeros(1, np.int32), *results]
 
     execution = turn.order.execution(ctx)
-    given = [_convert(ctx, _pack, *each) for each in zip(leaves, total.avals, rows, strict=True)]
-    operands = [group_and_member(ctx, total), execution, turn.before, *given]
+    given = [_convert(ctx, _pack, *each) for each in zip(leaves, ctx.avals_in, rows, strict=True)]
+    operands = [group_and_member(ctx, site.axes), execution, turn.before, *given]
     avals_in = [POSITION, INT32, INT32, *rows]
     done, *results = host_calls.call(ctx, add, operands, avals_in, [token, *rows_out], has_side_effect=True)
-    _note(done, STREAM, stream_text(total.site.stream))
+    _note(done, STREAM, stream_text(site.stream))
     unpacked = [
         _convert(ctx, functools.partial(_unpack, aval=aval), value, row, aval)
-        for value, row, aval in zip(results, rows_out, total.avals_out, strict=True)
+        for value, row, aval in zip(results, rows_out, avals_out, strict=True)
     ]
     return _convert(ctx, functools.partial(_unpack, aval=INT32), done, token, INT32), unpacked
 
@@ -86,15 +89,14 @@ lower_by_host_calls = rule(_emit)
 """JAX's rule for the primitive on such a platform."""
 
 
-def _devices(total: HostsSum) -> np.ndarray | None:
+def _devices(mesh: meshes.LoweringMesh, site: Site) -> np.ndarray | None:
     """Returns int[group, member], which device of this process each is, or None: host_calls.local_indices."""
-    mesh = total.mesh
     devices = host_calls.local_indices(mesh)
     if devices is None:
         return None
     devices = devices.reshape(tuple(mesh.axis_sizes.values()) or -1)
-    devices = devices.transpose(_axis_order(list(mesh.axis_sizes), total.axes))
-    return devices.reshape(-1, int(np.prod([mesh.axis_sizes[axis] for axis in total.axes], dtype=int)))
+    devices = devices.transpose(_axis_order(list(mesh.axis_sizes), site.axes))
+    return devices.reshape(-1, int(np.prod([mesh.axis_sizes[axis] for axis in site.axes], dtype=int)))
 
 
 def _axis_order(names: list[Any], axes: Sequence[Any]) -> list[int]:

@@ -6,22 +6,27 @@ from typing import Any
 import jax
 from jax.interpreters import mlir
 
-from jax_passing.collective.lowering.hosts_sum import POSITION, HostsSum, group_and_member, rule
-from jax_passing.collective.lowering.order import INT32, Turn
+from jax_passing.collective.lowering.hosts_sum import POSITION, group_and_member, has_side_effect, rule
+from jax_passing.collective.lowering.order import INT32, Turn, make_larger
+from jax_passing.collective.naming.sites import Site
+from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime.handlers import register_ffi
 
 
 def _emit(
-    ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], turn: Turn
+    ctx: mlir.LoweringRuleContext, site: Site, spec: SumSpec, leaves: Sequence[Any], turn: Turn
 ) -> tuple[Any, Sequence[Any]]:
     register_ffi()
+    make_larger(ctx, turn)
     call = jax.ffi.ffi_lowering(
         "passing_psum",
         operand_output_aliases={i + 2: i + 1 for i in range(len(leaves))},
-        has_side_effect=total.has_side_effect,
+        has_side_effect=has_side_effect(ctx),
     )
-    own = ctx.replace(avals_in=[POSITION, INT32, *total.avals], avals_out=[INT32, *total.avals_out])
-    after, *sums = call(own, group_and_member(ctx, total), turn.before, *leaves, spec=total.spec.encode())
+    avals: Sequence[Any] = ctx.avals_in
+    results = [*avals, *(avals if site.residuals else ())]
+    own = ctx.replace(avals_in=[POSITION, INT32, *avals], avals_out=[INT32, *results])
+    after, *sums = call(own, group_and_member(ctx, site.axes), turn.before, *leaves, spec=spec.encode())
     return after, sums
 
 

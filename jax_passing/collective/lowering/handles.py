@@ -15,41 +15,37 @@ from jax.interpreters import mlir
 from jax_passing._compat import lowered_modules, meshes
 from jax_passing.collective.lowering.hosts_sum import (
     POSITION,
-    HostsSum,
-    describe,
     group_and_member,
     lower_in_turn,
-    lower_local,
+    lower_inside,
+    stays_inside,
 )
-from jax_passing.collective.lowering.order import INT32, Turn
-from jax_passing.collective.lowering.placement import Placement
+from jax_passing.collective.lowering.order import INT32, Turn, make_larger
 from jax_passing.collective.naming.sites import Site
+from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime.handlers import register_ffi
 
 TOKEN = jax.core.ShapedArray((), np.dtype(np.float32))
 
 
-def lower_start(ctx: mlir.LoweringRuleContext, *leaves: Any, invariant: bool, **params: Any) -> Sequence[Any]:
+def lower_start(ctx: mlir.LoweringRuleContext, *leaves: Any, invariant: bool, site: Site) -> Sequence[Any]:
     """The rule of `passing_psum_start`: leaves to the token of their sum."""
-    site: Site = params["site"]
     _check_mesh(ctx, site)
-    total = describe(ctx, **params)
-    if isinstance(total, Placement):
+    if stays_inside(ctx, site):
         own = ctx.replace(primitive=None, avals_out=ctx.avals_in)
-        return _keep(ctx, ctx.avals_in, lower_local(own, leaves, total, params), site)
-    if total is None:
-        return [mlir.ir_constant(np.zeros((), np.float32))]
-    return lower_in_turn(_emit_start, ctx, total, leaves)
+        return _keep(ctx, ctx.avals_in, lower_inside(own, leaves, site), site)
+    return lower_in_turn(_emit_start, ctx, leaves, site) or [_no_token()]
 
 
 def _emit_start(
-    ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], turn: Turn
+    ctx: mlir.LoweringRuleContext, site: Site, spec: SumSpec, leaves: Sequence[Any], turn: Turn
 ) -> tuple[Any, Sequence[Any]]:
     register_ffi()
+    make_larger(ctx, turn)
     call = jax.ffi.ffi_lowering("passing_psum_start", has_side_effect=True)
-    own = ctx.replace(avals_in=[POSITION, INT32, *total.avals], avals_out=[INT32, TOKEN])
-    position = group_and_member(ctx, total)
-    after, token = call(own, position, turn.before, *leaves, spec=total.spec.encode(), devices=_local_devices(ctx))
+    own = ctx.replace(avals_in=[POSITION, INT32, *ctx.avals_in], avals_out=[INT32, TOKEN])
+    position = group_and_member(ctx, site.axes)
+    after, token = call(own, position, turn.before, *leaves, spec=spec.encode(), devices=_local_devices(ctx))
     return after, [token]
 
 
@@ -63,12 +59,16 @@ def _keep(ctx: mlir.LoweringRuleContext, avals: Sequence[Any], leaves: Sequence[
     register_ffi()
     carried = [i for i, aval in enumerate(avals) if aval.size > 0]
     if not carried:
-        return [mlir.ir_constant(np.zeros((), np.float32))]
+        return [_no_token()]
     call = jax.ffi.ffi_lowering("passing_keep", has_side_effect=True)
     own = ctx.replace(avals_in=[avals[i] for i in carried], avals_out=[TOKEN])
     name = f"{site.location} {site.function}"
     result: Sequence[Any] = call(own, *(leaves[i] for i in carried), name=name, devices=_local_devices(ctx))
     return result
+
+
+def _no_token() -> Any:
+    return mlir.ir_constant(np.zeros((), np.float32))
 
 
 def lower_take(ctx: mlir.LoweringRuleContext, token: Any, *others: Any, site: Site, **_: Any) -> Sequence[Any]:

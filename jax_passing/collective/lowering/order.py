@@ -46,13 +46,9 @@ class BlockOrder:
     def __init__(self) -> None:
         self._execution: Any = None  # its number, if calls of Python have asked for it
         self._group: object = None
-        self._overlap_group = 0  # the number of the group's first call
         self._before: Any = None  # what the group's calls had to wait for
         self._after: list[Any] = []  # what is there when they are done
         self._tokens: dict[Any, tuple[Any, Any]] = {}  # by result of a call: what is before and after the call
-        self._held: list[tuple[Any, Any]] = []  # on GPU, of the calls held last: a sum, its type
-        self._awaited: set[Any] = set()  # on GPU, of `_after`: what calls were held until
-        self._new: list[tuple[object, Any]] = []  # calls since take_newest_buckets: whose they are, int32[]
         self._shared: dict[object, Any] = {}  # what its calls have in common
 
     @classmethod
@@ -60,38 +56,32 @@ class BlockOrder:
         """Returns the order of the block that is being lowered."""
         return lowered_modules.of_block(ctx, cls)
 
-    def enter(self, ctx: mlir.LoweringRuleContext, site: Site, number: int, size_bytes: int, *, on_gpu: bool) -> "Turn":
+    def enter(self, ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int) -> "Turn":
         """Gives a call its turn, behind those before it.
 
         Args:
           ctx: lowering context of the call.
           site: the sum that is called.
-          number: which call of the module it is.
           size_bytes: total of its leaves.
-          on_gpu: the call only starts the sum, and the rendezvous needs to know its group (start_and_done.py).
         """
         # A call that blocks its device can't have others beside it.
         side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
-        whose = (site.location, site.call, site.kind, site.function, site.stream)
-        group = whose if side_by_side else object()
+        group = site.call_of_all_buckets if side_by_side else object()
         if self._group != group or not self._after:
-            self._overlap_group = number
             self._before = self.done(ctx)
             self._group, self._after = group, []
-        elif len(self._after) == 1 and not on_gpu and meshes.lowering_mesh(ctx).all_manual:
-            _make_larger(ctx)
-        return Turn(self, whose, self._before, self._overlap_group)
+        return Turn(self, self._before, len(self._after))
 
     def leave(self, turn: "Turn", after: Any, results: Sequence[Any]) -> None:
         """Notes that the call with this turn is made: `after` is int32[] that is there when it is done, or on GPU when
         it has started."""
         self._after.append(after)
-        self._new.append((turn.whose, after))
         self._tokens.update((result, (turn.before, after)) for result in results)
 
     @property
-    def has_calls(self) -> bool:
-        return bool(self._after)
+    def last(self) -> list[Any]:
+        """Returns the int32[] of the last calls, those of one group; all calls before are done, or started, by then."""
+        return self._after
 
     def done(self, ctx: mlir.LoweringRuleContext) -> Any:
         """Lowers int32[] that is there when all calls so far are done."""
@@ -124,37 +114,19 @@ class BlockOrder:
         """
         return list(dict.fromkeys(token for value in values for token in self._tokens.get(value, ())))
 
-    def take_unawaited(self) -> list[Any]:
-        """Returns the tokens of started sums on GPUs that no earlier call has returned."""
-        new = [after for after in self._after if after not in self._awaited]
-        self._awaited.update(new)
-        return new
-
-    def take_newest_buckets(self) -> list[Any]:
-        """Returns the int32[] of the buckets of the last sum, if they weren't taken before."""
-        new, self._new = self._new, []
-        return [after for whose, after in new if whose == new[-1][0]]
-
-    def exchange_held(self, held: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Returns a sum, and its type, of each call that was held last, before those of `held` are."""
-        before, self._held = self._held, held
-        return before
-
 
 class Turn(NamedTuple):
     """The turn of one call.
 
     Attributes:
       order: that of its block.
-      whose: which call of `psum` it is a bucket of.
       before: int32[] to wait for.
-      overlap_group: the number of the first of the calls that may be under way together with it.
+      beside: how many calls before it may be under way together with it.
     """
 
     order: BlockOrder
-    whose: object
     before: Any
-    overlap_group: int
+    beside: int
 
 
 _OUTSIDE = (
@@ -185,7 +157,7 @@ def _in_order_as_a_whole(rule: Callable[..., Any]) -> Callable[..., Any]:
             if counted:
                 operands = _visit(ctx, operands, all_manual)
         smallest = _smallest(ctx.avals_in)
-        if all_manual and order.has_calls and smallest is not None:
+        if all_manual and order.last and smallest is not None:
             held = hold_until(ctx, ctx.avals_in[smallest], operands[smallest], INT32, order.done(ctx))
             operands = (*operands[:smallest], held, *operands[smallest + 1 :])
         with _inside():
@@ -271,9 +243,11 @@ def _sum_of(ctx: mlir.LoweringRuleContext, values: list[Any]) -> Any:
     return result
 
 
-def _make_larger(ctx: mlir.LoweringRuleContext) -> None:
-    for _ in range(_IDLE_CALLS):
-        _effect(ctx, "passing_hold")
+def make_larger(ctx: mlir.LoweringRuleContext, turn: Turn) -> None:
+    """Lowers idle operations where a group begins, so that XLA doesn't take the program for a small one."""
+    if turn.beside == 1 and meshes.lowering_mesh(ctx).all_manual:
+        for _ in range(_IDLE_CALLS):
+            _effect(ctx, "passing_hold")
 
 
 def _effect(ctx: mlir.LoweringRuleContext, target: str, **attributes: Any) -> None:

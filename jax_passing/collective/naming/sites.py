@@ -3,20 +3,22 @@
 import json
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
 
-from jax_passing._compat import jaxprs
+from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.naming.source_location import SourceLocation, here
 from jax_passing.host import scope as scopes
 
 
 @dataclass(frozen=True)
 class Site:
-    """One call of the primitive, as the program says it. A parameter of the primitive.
+    """One call of the primitive, as the program says it: the primitive's parameter.
+
+    All of it tells sums apart on all hosts, but for the last four, which hosts have in common.
 
     Attributes:
       location: where it is called.
@@ -30,7 +32,13 @@ class Site:
       function: what was called, and what must be the same on all hosts: "broadcast from 2".
       types: those of its leaves, where what travels has others.
       vmapped: size of the axis of vmap that continues over the hosts; 0 without one.
-      wire: how floats travel to the switch; "full" for other dtypes.
+      wire_dtype: how floats travel to the switch; "full" for other dtypes.
+      axes: names of those that it goes over, with those below from here on: bucketed_sum.py fills them in.
+      op: "sum" or "max".
+      residuals: behind the sums, the leaves' residuals are returned (psum.py).
+      over_hosts: the sum goes over the hosts, which the mesh doesn't know; None: traced before `init`.
+      world_size: hosts of the session; None: any number, as it is elastic.
+      device_ranks: devices of each host that are ranks of their own at the switch; 0: each host is one.
     """
 
     location: SourceLocation
@@ -44,7 +52,13 @@ class Site:
     function: str = "psum"
     types: tuple[str, ...] = ()
     vmapped: int = 0
-    wire: str = "full"
+    wire_dtype: str = "full"
+    axes: tuple[named_axes.Axis, ...] = ()
+    op: str = "sum"
+    residuals: bool = False
+    over_hosts: bool | None = None
+    world_size: int | None = None
+    device_ranks: int = 0
 
     def only(self, indices: Sequence[int], kind: str = "") -> "Site":
         """Returns the site of some of the leaves, a step further from the call."""
@@ -57,37 +71,32 @@ class Site:
         """Tells whether calls that are alike come in the order of the program."""
         return not self.kind and not self.location.transposing and _same_loops()
 
-    def identity(
-        self, *, name_stack: str, calls: Sequence[SourceLocation], axes: Sequence[str], op: str, leaves: Sequence[str]
-    ) -> dict[str, Any]:
+    @property
+    def call_of_all_buckets(self) -> object:
+        """Returns the same for all buckets of one call."""
+        return self.location, self.call, self.kind, self.function, self.stream
+
+    def identity(self, *, name_stack: str, calls: Sequence[SourceLocation], leaves: Sequence[str]) -> dict[str, Any]:
         """Returns what tells sums apart, for canonical JSON.
 
         Args:
           name_stack: JAX's: transforms, modules of Flax, `jax.named_scope`.
           calls: those of the jitted functions around the call, the innermost first.
-          axes: names.
-          op: "sum" or "max".
           leaves: their types, "float32[3,4]".
         """
-        return {
-            "axes": list(axes),
-            "bucket": self.bucket,
-            "bucket_bytes": self.bucket_bytes,
-            "call": self.call,
+        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _NOT_NAMED}
+        return own | {
+            "axes": [str(axis) for axis in self.axes],
             "calls": [[*location.frames, location.further] for location in calls],
-            "function": self.function,
             "further": self.location.further,
-            "kind": self.kind,
             "leaves": [list(leaf) for leaf in zip(self.paths, leaves, strict=True)],
-            "op": op,
             "place": self.location.frames,
             "name_stack": name_stack,
-            "strategy": self.strategy,
-            "stream": self.stream,
-            "types": list(self.types),
-            "vmapped": self.vmapped,
-            "wire_dtype": self.wire,
         }
+
+
+# Of the fields of a site: the others are said in other words, or common to all hosts.
+_NOT_NAMED = ("location", "paths", "residuals", "over_hosts", "world_size", "device_ranks")
 
 
 def canonical(identity: dict[str, Any]) -> str:
@@ -112,7 +121,7 @@ def new_site(
     *,
     function: str = "psum",
     types: Sequence[str] = (),
-    wire: str = "full",
+    wire_dtype: str = "full",
 ) -> Site:
     """Returns the site of a call of this package, or of JAX at `location`.
 
@@ -129,7 +138,15 @@ def new_site(
             call = counts.get(location, 0)
             counts[location] = call + 1
     return Site(
-        location, call, stream, strategy, bucket_bytes, tuple(paths), function=function, types=tuple(types), wire=wire
+        location,
+        call,
+        stream,
+        strategy,
+        bucket_bytes,
+        tuple(paths),
+        function=function,
+        types=tuple(types),
+        wire_dtype=wire_dtype,
     )
 
 

@@ -63,40 +63,40 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
     return strategy
 
 
-def check_wire_name(wire: Any, function: str = "") -> None:
-    """Raises ConfigError if there is no such wire; None is the session's."""
-    if wire is not None and wire not in WIRES:
+def check_wire_dtype_name(wire_dtype: Any, function: str = "") -> None:
+    """Raises ConfigError if there is no such wire dtype; None is the session's."""
+    if wire_dtype is not None and wire_dtype not in WIRES:
         where = f"{function}: unknown" if function else "Unknown"
-        raise ConfigError(f"{where} wire_dtype {wire!r}. Known are {', '.join(WIRES)}.")
+        raise ConfigError(f"{where} wire_dtype {wire_dtype!r}. Known are {', '.join(WIRES)}.")
 
 
-def check_wire(wire: str | None, along: Extent, strategy: str) -> str:
+def check_wire_dtype(wire_dtype: str | None, along: Extent, strategy: str) -> str:
     """Returns how floats travel in a call with this strategy. Raises ConfigError if it is unknown, or names a way that
     the strategy hasn't."""
-    check_wire_name(wire)
-    if wire is None:
-        return along.scope.wire
-    if wire != "full" and strategy == "native" and not along.local and not along.scope.alone:
+    check_wire_dtype_name(wire_dtype)
+    if wire_dtype is None:
+        return along.scope.wire_dtype
+    if wire_dtype != "full" and strategy == "native" and not along.local and not along.scope.alone:
         raise ConfigError(
-            f"wire_dtype={wire!r} says how floats travel to the switch, but strategy 'native' is jax.lax.psum, which "
-            "sends them itself: say strategy='passing' in this call, or leave out the wire_dtype."
+            f"wire_dtype={wire_dtype!r} says how floats travel to the switch, but strategy 'native' is jax.lax.psum, "
+            "which sends them itself: say strategy='passing' in this call, or leave out the wire_dtype."
         )
-    return wire
+    return wire_dtype
 
 
-def on_its_wire(site: Site, dtype: str, along: Extent) -> Site:
-    """Returns the site of a bucket of one dtype. Raises ConfigError if its wire can't carry a sum over so many ranks;
+def with_its_wire_dtype(site: Site, dtype: str, along: Extent) -> Site:
+    """Returns the site of a bucket of one dtype. Raises ConfigError if its wire dtype can't carry a sum over all ranks;
     in an elastic session, where their number isn't known, the sum fails when it runs."""
-    if along.over_hosts is None or site.wire == "full" or dtype not in NARROW_PARTS:
-        return replace(site, wire="full")
+    if along.over_hosts is None or site.wire_dtype == "full" or dtype not in NARROW_PARTS:
+        return replace(site, wire_dtype="full")
     scope = along.scope
     ranks = (scope.world_size or 1) * (scope.device_ranks if site.strategy == "flat" else 1)
-    if ranks > (most := RANKS_MAX_OF_WIRE[site.wire]):
-        wider = [wire for wire in WIRES[1:] if RANKS_MAX_OF_WIRE[wire] >= ranks]
-        others = " or ".join(f"wire_dtype={wire!r}" for wire in ["full", *wider])
+    if ranks > (most := RANKS_MAX_OF_WIRE[site.wire_dtype]):
+        wider = [each for each in WIRES[1:] if RANKS_MAX_OF_WIRE[each] >= ranks]
+        others = " or ".join(f"wire_dtype={each!r}" for each in ["full", *wider])
         raise ConfigError(
-            f"wire_dtype={site.wire!r} can sum over {most} ranks at most, as the sum of their integers must fit into "
-            f"{site.wire.removeprefix('int')} bits; this session has {ranks}. Use {others} for the sum at "
+            f"wire_dtype={site.wire_dtype!r} can sum over {most} ranks at most, as the sum of their integers must fit "
+            f"into {site.wire_dtype.removeprefix('int')} bits; this session has {ranks}. Use {others} for the sum at "
             f"{site.location}."
         )
     return site
@@ -108,61 +108,69 @@ def buckets_of(arrays: Sequence[Any], site: Site) -> list[list[int]]:
     return make_buckets(leaves, site.bucket_bytes)
 
 
+def summing(site: Site, along: Extent, op: str = "sum", *, residuals: bool = False) -> Site:
+    """Returns the site as the primitive takes it: with what it goes over."""
+    return replace(
+        site,
+        axes=along.axes,
+        op=op,
+        residuals=residuals,
+        over_hosts=along.over_hosts,
+        world_size=along.scope.world_size,
+        device_ranks=along.scope.device_ranks if site.strategy == "flat" else 0,
+    )
+
+
 def bucketed_sum(
-    arrays: Sequence[Any],
-    along: Extent,
-    site: Site,
-    op: str = "sum",
-    *,
-    of_casts: bool = False,
-    residuals: bool = False,
+    arrays: Sequence[Any], along: Extent, site: Site, op: str = "sum", *, of_casts: bool = False
 ) -> list[Any]:
     """Returns the sum of each array over the extent; `site.paths` names them, in their order.
-
-    `residuals`: behind the sums come the residuals, in the same order.
 
     `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
     derivatives, are cast again, also where types don't tell.
     """
+    return _in_buckets(arrays, along, site, op, of_casts, residuals=False)[0]
+
+
+def bucketed_sum_with_residuals(arrays: Sequence[Any], along: Extent, site: Site) -> tuple[list[Any], list[Any]]:
+    """Returns the sums as `bucketed_sum` does, and the residual of each."""
+    return _in_buckets(arrays, along, site, "sum", of_casts=False, residuals=True)
+
+
+def _in_buckets(
+    arrays: Sequence[Any], along: Extent, site: Site, op: str, of_casts: bool, residuals: bool
+) -> tuple[list[Any], list[Any]]:
     buckets = buckets_of(arrays, site)
-    given, sums = list(arrays), list(arrays) * (2 if residuals else 1)
+    given, sums, left = list(arrays), list(arrays), list(arrays)
     carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
     tokens = _when_ready(given, carried) if len(carried) > 1 else []
     for number, members in enumerate(buckets):
         bucket = replace(site.only(members), bucket=number)
         results = _sum_bucket([given[i] for i in members], along, bucket, op, of_casts, residuals)
-        indices = [*members, *(len(arrays) + i for i in members)] if residuals else members
-        for index, result in zip(indices, results, strict=True):
-            sums[index] = result
+        for kept, values in zip((sums, left), results, strict=True):
+            for index, value in zip(members, values, strict=False):  # no residuals unless they are asked for
+                kept[index] = value
     if tokens:
         _hold_behind_all(sums, carried, tokens)
-    return sums
+    return sums, left
 
 
 def _sum_bucket(
     operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool, residuals: bool
-) -> Sequence[Any]:
+) -> tuple[Sequence[Any], Sequence[Any]]:
     if site.strategy == "auto":
-        site = replace(site, strategy=_choice(along, operands, site.wire))
+        site = replace(site, strategy=_choice(along, operands, site.wire_dtype))
     if site.strategy == "native":
         results: Sequence[Any] = jax_collectives.psum(operands, along.axes)
-        return [*results, *nothing_lost(results, along, site)] if residuals else results
-    invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
-    scope = along.scope
-    site = on_its_wire(site, operands[0].dtype.name, along)
-    inexact = jnp.issubdtype(operands[0].dtype, jnp.inexact)
-    results = (passing_psum_invariant_p if invariant else passing_psum_p).bind(
-        *operands,
-        axes=along.axes,
-        over_hosts=along.over_hosts,
-        vmapped=False,
-        world_size=scope.world_size,
-        device_ranks=scope.device_ranks if site.strategy == "flat" else 0,
-        op=op,
-        residuals=residuals and inexact,
-        site=site,
-    )
-    return [*results, *nothing_lost(results, along, site)] if residuals and not inexact else results
+    else:
+        invariant = of_casts or (named_axes.check_vma() and bool(named_axes.must_vary(along.axes)))
+        inexact = jnp.issubdtype(operands[0].dtype, jnp.inexact)
+        site = with_its_wire_dtype(site, operands[0].dtype.name, along)
+        site = summing(site, along, op, residuals=residuals and bool(inexact))
+        results = (passing_psum_invariant_p if invariant else passing_psum_p).bind(*operands, site=site)
+    count = len(operands)
+    sums, left = results[:count], results[count:]
+    return sums, nothing_lost(sums, along, site) if residuals and not left else left
 
 
 def nothing_lost(sums: Sequence[Any], along: Extent, site: Site) -> list[Any]:
@@ -170,12 +178,11 @@ def nothing_lost(sums: Sequence[Any], along: Extent, site: Site) -> list[Any]:
     zeros = [jnp.zeros_like(each) for each in sums]
     if not named_axes.check_vma():
         return zeros
-    device_ranks = along.scope.device_ranks if site.strategy == "flat" else 0
-    more = named_axes.must_vary(along.axes) if residuals_vary(along.over_hosts, device_ranks) else frozenset()
+    more = named_axes.must_vary(along.axes) if residuals_vary(summing(site, along)) else frozenset()
     return [named_axes.pvary(zero, more - named_axes.varying(jax.typeof(zero))) for zero in zeros]
 
 
-def _choice(along: Extent, operands: list[Any], wire: str) -> str:
+def _choice(along: Extent, operands: list[Any], wire_dtype: str) -> str:
     """Returns what is fastest for a bucket. It depends on nothing that could differ between hosts."""
     current = session.current()
     world_size = along.scope.world_size or 1  # in an elastic session no mesh spans the processes
@@ -191,7 +198,7 @@ def _choice(along: Extent, operands: list[Any], wire: str) -> str:
     )
     elements = sum(operand.size for operand in operands)
     # Never flat: it sends what passing sends, once for each device.
-    return choose(cluster, elements, ("passing", "native"), operands[0].dtype.name, wire)
+    return choose(cluster, elements, ("passing", "native"), operands[0].dtype.name, wire_dtype)
 
 
 def _when_ready(arrays: list[Any], buckets: list[list[int]]) -> list[Any]:

@@ -117,12 +117,14 @@ def by_jax(along: Extent) -> bool:
 
 
 def site(
-    function: str, along: Extent, tree: Any, arrays: Sequence[Any], strategy: str = "passing", wire: str = "full"
+    function: str, along: Extent, tree: Any, arrays: Sequence[Any], strategy: str = "passing", wire_dtype: str = "full"
 ) -> Site:
     """Returns the site of a call with the leaves of `tree`, as `arrays`."""
     types = [type_text(jax.typeof(array)) for array in arrays]
     stream, paths = along.scope.stream, paths_of(tree)
-    return new_site(stream, strategy, DEFAULT_BUCKET_BYTES, paths, function=function, types=types, wire=wire)
+    return new_site(
+        stream, strategy, DEFAULT_BUCKET_BYTES, paths, function=function, types=types, wire_dtype=wire_dtype
+    )
 
 
 def equal_along(aval: Any, *, span: Span, **_: Any) -> Any:

@@ -18,10 +18,18 @@ from jax.interpreters import ad, batching, mlir
 
 from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Extent
-from jax_passing.collective.lowering.hosts_sum import POSITION, HostsSum, describe, group_and_member
+from jax_passing.collective.lowering.hosts_sum import (
+    POSITION,
+    carried_of,
+    describe,
+    group_and_member,
+    has_side_effect,
+    stays_inside,
+)
 from jax_passing.collective.lowering.order import INT32, BlockOrder
 from jax_passing.collective.naming.sites import Site, type_text
 from jax_passing.collective.primitives.bits import element_bits
+from jax_passing.collective.primitives.bucketed_sum import summing
 from jax_passing.collective.runtime import platforms
 from jax_passing.collective.runtime.evaluation import evaluate
 from jax_passing.collective.runtime.handlers import register_ffi
@@ -41,8 +49,8 @@ def compared(arrays: Sequence[Any], along: Extent, site: Site) -> list[Any]:
     results = list(arrays)
     which = [i for i, array in enumerate(arrays) if _has_bits(jax.typeof(array))]
     if which:
-        site = replace(site.only(which), function="comparison", strategy="passing", wire="full")
-        given = passing_equal_p.bind(*(arrays[i] for i in which), along=along, site=site)
+        site = replace(site.only(which), function="comparison", strategy="passing", wire_dtype="full")
+        given = passing_equal_p.bind(*(arrays[i] for i in which), site=summing(site, along, "max"))
         for i, each in zip(which, given, strict=True):
             results[i] = each
     return results
@@ -55,8 +63,8 @@ def _has_bits(aval: Any) -> bool:
     return isinstance(dtype, np.dtype) and aval.size > 0 and dtype.itemsize > 0 and element_bits(dtype) >= 8
 
 
-def _abstract_eval(*avals: Any, along: Extent, **_: Any) -> tuple[list[Any], set[Any]]:
-    return list(avals), {named_axes.NamedAxisEffect(axis) for axis in along.axes}
+def _abstract_eval(*avals: Any, site: Site) -> tuple[list[Any], set[Any]]:
+    return list(avals), {named_axes.NamedAxisEffect(axis) for axis in site.axes}
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[list[Any], list[Any]]:
@@ -68,38 +76,26 @@ def _transpose(cotangents: Sequence[Any], *leaves: Any, **_: Any) -> list[Any]:
     return [ct if ad.is_undefined_primal(leaf) else None for ct, leaf in zip(cotangents, leaves, strict=True)]
 
 
-def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, along: Extent, **params: Any) -> Any:
-    along = along._replace(axes=tuple(axis for axis in along.axes if axis != axis_data.name))
-    return passing_equal_p.bind(*operands, along=along, **params), dims
+def _batch(axis_data: Any, operands: Sequence[Any], dims: Sequence[Any], *, site: Site) -> Any:
+    site = replace(site, axes=tuple(axis for axis in site.axes if axis != axis_data.name))
+    return passing_equal_p.bind(*operands, site=site), dims
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *leaves: Any, along: Extent, site: Site) -> Sequence[Any]:
-    scope = along.scope
-    total = describe(
-        ctx,
-        axes=along.axes,
-        over_hosts=along.over_hosts,
-        vmapped=False,
-        world_size=scope.world_size,
-        device_ranks=0,
-        op="max",
-        site=site,
-    )
-    if isinstance(total, HostsSum):
-        _emit(ctx, total, leaves, scope.world_size or RANKS_MAX)
+def _lower(ctx: mlir.LoweringRuleContext, *leaves: Any, site: Site) -> Sequence[Any]:
+    if not stays_inside(ctx, site) and carried_of(ctx):
+        _emit(ctx, leaves, site)
     return leaves
 
 
-def _emit(ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], ranks_max: int) -> None:
+def _emit(ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], site: Site) -> None:
     register_ffi()
-    names = [f"{path} {type_text(aval)}".strip() for path, aval in zip(total.site.paths, total.avals, strict=True)]
-    lanes = _LANES * (len(leaves) + ranks_max)
-    spec = replace(total.spec, dtype="int32", wire="full", leaf_elements=(lanes,))
-    order = BlockOrder.of(ctx)
-    turn = order.enter(ctx, total.site, spec.site, 0, on_gpu=False)
-    call = jax.ffi.ffi_lowering("passing_equal", has_side_effect=total.has_side_effect)
-    own = ctx.replace(avals_in=[POSITION, INT32, *total.avals], avals_out=[INT32])
-    operands = [group_and_member(ctx, total), turn.before, *leaves]
+    names = [f"{path} {type_text(aval)}".strip() for path, aval in zip(site.paths, ctx.avals_in, strict=True)]
+    lanes = _LANES * (len(leaves) + (site.world_size or RANKS_MAX))
+    spec = replace(describe(ctx, site), dtype="int32", wire_dtype="full", leaf_elements=(lanes,))
+    turn = BlockOrder.of(ctx).enter(ctx, site, 0)
+    call = jax.ffi.ffi_lowering("passing_equal", has_side_effect=has_side_effect(ctx))
+    own = ctx.replace(avals_in=[POSITION, INT32, *ctx.avals_in], avals_out=[INT32])
+    operands = [group_and_member(ctx, site.axes), turn.before, *leaves]
     text = "\n".join(name.replace("\n", " ") for name in names)
     (after,) = call(own, *operands, spec=spec.encode(), leaves=text)
     turn.order.leave(turn, after, ())

@@ -9,8 +9,8 @@ the token of the tangents, and backward passes have tokens too. A start and its 
 the sum of the cotangents travels between them. Under `shard_map(check_vma=True)` the transpose of a sum is a cast, so
 there they transpose to `passing_keep` and its take: nothing travels.
 
-Parameters: those of `passing_psum` for the start, with `invariant` (its sum's transpose is a cast); `site`; for
-`passing_take` also `types` (of the leaves) and `back` (the sum that it transposes to; None: `passing_keep`).
+Parameters: `site`, as of `passing_psum`; for the start `invariant` (its sum's transpose is a cast); for `passing_take`
+`types` (of the leaves) and `summed_back` (whether it transposes to a sum, or to `passing_keep`).
 """
 
 import functools
@@ -24,7 +24,6 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jax_passing._compat import jaxprs, named_axes
-from jax_passing.collective.axes import Axes, Extent
 from jax_passing.collective.lowering.handles import lower_keep, lower_start, lower_take, refuse
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.primitives.passing_psum import LOSS, cast_back, check_not_vmapped, sum_batch
@@ -54,25 +53,9 @@ class LeafType(NamedTuple):
         return bool(jnp.issubdtype(self.dtype, jnp.inexact))
 
 
-class Summing(NamedTuple):
-    """Parameters of a start, as those of `passing_psum`."""
-
-    axes: Axes
-    over_hosts: bool | None
-    world_size: int | None
-    device_ranks: int
-    vmapped: bool = False
-    op: str = "sum"
-
-
-def summing(along: Extent, strategy: str) -> Summing:
-    scope = along.scope
-    return Summing(along.axes, along.over_hosts, scope.world_size, scope.device_ranks if strategy == "flat" else 0)
-
-
-def start(leaves: Sequence[Any], how: Summing, site: Site, *, invariant: bool) -> Any:
+def start(leaves: Sequence[Any], site: Site, *, invariant: bool) -> Any:
     """Returns the token of the sum of these leaves, all of one dtype."""
-    return passing_psum_start_p.bind(*leaves, **how._asdict(), site=site, invariant=invariant)
+    return passing_psum_start_p.bind(*leaves, site=site, invariant=invariant)
 
 
 def keep(leaves: Sequence[Any], site: Site) -> Any:
@@ -80,19 +63,19 @@ def keep(leaves: Sequence[Any], site: Site) -> Any:
     return passing_keep_p.bind(*leaves, site=site)
 
 
-def take(token: Any, types: Sequence[LeafType], back: Summing | None, site: Site, after: Sequence[Any] = ()) -> Any:
+def take(token: Any, types: Sequence[LeafType], site: Site, *, summed_back: bool, after: Sequence[Any] = ()) -> Any:
     """Returns the leaves of a token, when those of `after` are there."""
-    return passing_take_p.bind(token, *after, types=tuple(types), back=back, site=site)
+    return passing_take_p.bind(token, *after, types=tuple(types), summed_back=summed_back, site=site)
 
 
 # Types.
 
 
-def _type_of_start(*avals: Any, axes: Axes, **_: Any) -> tuple[Any, set[Any]]:
-    for axis in axes:
+def _type_of_start(*avals: Any, site: Site, **_: Any) -> tuple[Any, set[Any]]:
+    for axis in site.axes:
         named_axes.axis_size(axis)
-    named_axes.check_types(avals, axes, passing_psum_start_p.name)
-    return named_axes.type_here((), np.dtype(np.float32)), {named_axes.NamedAxisEffect(axis) for axis in axes}
+    named_axes.check_types(avals, site.axes, passing_psum_start_p.name)
+    return named_axes.type_here((), np.dtype(np.float32)), {named_axes.NamedAxisEffect(axis) for axis in site.axes}
 
 
 def _type_of_keep(*_: Any, **__: Any) -> Any:
@@ -117,7 +100,7 @@ def _token_jvp(
     primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any
 ) -> tuple[Any, Any]:
     if primitive is passing_psum_start_p:
-        check_not_vmapped("psum_start", params["vmapped"], params["world_size"])
+        check_not_vmapped("psum_start", site.vmapped > 0, site.world_size)
     token = primitive.bind(*primals, site=site, **params)
     moving = _instantiated(tangents)
     if moving is None:
@@ -136,7 +119,7 @@ def _take_jvp(
     return taken, passing_take_p.bind(token, types=types, site=site, **params)
 
 
-def _transpose_of_start(cotangent: Any, *leaves: Any, site: Site, invariant: bool, **params: Any) -> list[Any]:
+def _transpose_of_start(cotangent: Any, *leaves: Any, site: Site, invariant: bool) -> list[Any]:
     linear = [ad.is_undefined_primal(leaf) for leaf in leaves]
     if type(cotangent) is ad.Zero:
         return [
@@ -144,11 +127,11 @@ def _transpose_of_start(cotangent: Any, *leaves: Any, site: Site, invariant: boo
             for leaf, is_linear in zip(leaves, linear, strict=True)
         ]
     site = site.only(range(len(site.paths)), "t")
-    axes = params["axes"] if named_axes.check_vma() else ()
+    axes = site.axes if named_axes.check_vma() else ()
     types = [LeafType.of(leaf.aval, axes) for leaf in leaves]
-    taken = take(cotangent, types, None if invariant else Summing(**params), site)
+    taken = take(cotangent, types, site, summed_back=not invariant)
     if invariant:
-        taken = cast_back(taken, params["axes"], site, params)
+        taken = cast_back(taken, site)
     return [each if is_linear else None for each, is_linear in zip(taken, linear, strict=True)]
 
 
@@ -156,21 +139,21 @@ def _transpose_of_keep(cotangent: Any, *leaves: Any, site: Site) -> list[Any]:
     if type(cotangent) is ad.Zero:
         return [ad.Zero(leaf.aval.to_ct_aval()) for leaf in leaves]
     site = site.only(range(len(site.paths)), "t")
-    taken: list[Any] = take(cotangent, [LeafType.of(leaf.aval) for leaf in leaves], None, site)
+    taken: list[Any] = take(cotangent, [LeafType.of(leaf.aval) for leaf in leaves], site, summed_back=False)
     return taken
 
 
 def _transpose_of_take(
-    cotangents: Sequence[Any], token: Any, *others: Any, types: Sequence[LeafType], back: Summing | None, site: Site
+    cotangents: Sequence[Any], token: Any, *others: Any, types: Sequence[LeafType], summed_back: bool, site: Site
 ) -> list[Any]:
     rest = [ad.Zero(other.aval.to_ct_aval()) if ad.is_undefined_primal(other) else None for other in others]
     moving = _instantiated(cotangents)
     if moving is None:
         return [ad.Zero(token.aval.to_ct_aval()), *rest]
-    if back is None:
+    if not summed_back:
         return [keep(moving, site.only(range(len(site.paths)), "t")), *rest]
     step = LOSS if all(map(jaxprs.is_constant, moving)) else "t"
-    return [start(moving, back, site.only(range(len(site.paths)), step), invariant=False), *rest]
+    return [start(moving, site.only(range(len(site.paths)), step), invariant=False), *rest]
 
 
 # vmap: a token stands for all elements. It is the same for each of them.
@@ -184,11 +167,11 @@ def _in_front(leaves: Sequence[Any], dims: Sequence[Any], size: int) -> list[Any
     return [batching.bdim_at_front(leaf, dim, size) for leaf, dim in zip(leaves, dims, strict=True)]
 
 
-def _batch_start(axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, axes: Axes, **params: Any) -> Any:
-    if axis_data.name in axes:
-        leaves, axes, params = sum_batch(axis_data, leaves, dims, axes, params)
-        return passing_psum_start_p.bind(*leaves, axes=axes, **params), None
-    token = passing_psum_start_p.bind(*_in_front(leaves, dims, axis_data.size), axes=axes, **params)
+def _batch_start(axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, site: Site, invariant: bool) -> Any:
+    if axis_data.name in site.axes:
+        leaves, site = sum_batch(axis_data, leaves, dims, site)
+        return start(leaves, site, invariant=invariant), None
+    token = start(_in_front(leaves, dims, axis_data.size), site, invariant=invariant)
     return _batched_token(token, axis_data.size)
 
 

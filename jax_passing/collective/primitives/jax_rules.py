@@ -50,7 +50,9 @@ def _cast(rule: Rule) -> Rule:
         location = location_of(stacks.traced_frames())._replace(transposing=True)
         strategy = "passing" if scope.strategy == "native" else scope.strategy
         path = "cast of JAX"
-        site = new_site(scope.stream, strategy, DEFAULT_BUCKET_BYTES, [path], location, wire=scope.wire).only([0], "t")
+        site = new_site(
+            scope.stream, strategy, DEFAULT_BUCKET_BYTES, [path], location, wire_dtype=scope.wire_dtype
+        ).only([0], "t")
         return bucketed_sum([cotangent], Extent(tuple(axes), True, scope), site)
 
     return transpose

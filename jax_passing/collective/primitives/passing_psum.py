@@ -4,11 +4,7 @@ Both take the leaves of one bucket (all of one dtype) and return their sums. The
 `shard_map(check_vma=True)`, whose result is invariant over the axes; they differ in their types and transposes, like
 JAX's own `psum` and `psum_invariant`.
 
-Parameters: `axes` (names), `over_hosts` (whether the sum goes over the hosts, which the mesh doesn't know; None: traced
-before `init`), `vmapped` (the axis that continues over the hosts was one of vmap, and is summed already), `world_size`
-(hosts of the session; None: any number, as it is elastic), `device_ranks` (devices of each host that are ranks of their
-own at the switch; 0: each host is one), `op` ("sum" or "max"), `residuals` (behind the sums, the leaves' residuals are
-returned: ../residuals.py), `site` (what names the sum, alike on all hosts).
+The only parameter is `site`, the call (naming/sites.py).
 """
 
 import functools
@@ -23,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jax_passing._compat import jaxprs, named_axes
-from jax_passing.collective.axes import Axes, Extent
+from jax_passing.collective.axes import Extent
 from jax_passing.collective.lowering.by_host_calls import lower_by_host_calls
 from jax_passing.collective.lowering.cpu import lower
 from jax_passing.collective.lowering.gpu.start_and_done import lower_on_gpu
@@ -42,31 +38,21 @@ passing_pvary_p.multiple_results = True
 # Types.
 
 
-def _abstract_eval(
-    primitive: Primitive,
-    *avals: Any,
-    axes: Axes,
-    residuals: bool,
-    over_hosts: bool | None,
-    device_ranks: int,
-    **_: Any,
-) -> tuple[list[Any], set[Any]]:
-    for axis in axes:
+def _abstract_eval(primitive: Primitive, *avals: Any, site: Site) -> tuple[list[Any], set[Any]]:
+    for axis in site.axes:
         named_axes.axis_size(axis)
-    named_axes.check_types(avals, axes, primitive.name)
+    named_axes.check_types(avals, site.axes, primitive.name)
+    own = [aval.update(weak_type=False) for aval in avals]  # as lax.psum, which keeps weak types only under check_vma
+    sums = own
     if primitive is passing_psum_invariant_p:
-        sums = [named_axes.without_varying(aval, axes) for aval in avals]
-    else:  # as lax.psum, which keeps weak types only under check_vma
-        sums = [aval.update(weak_type=False) for aval in avals]
-    kept: Sequence[Any] = ()
-    if residuals:
-        kept = [aval.update(weak_type=False) for aval in avals] if residuals_vary(over_hosts, device_ranks) else sums
-    return [*sums, *kept], {named_axes.NamedAxisEffect(axis) for axis in axes}
+        sums = [named_axes.without_varying(aval, site.axes) for aval in avals]
+    kept = () if not site.residuals else own if residuals_vary(site) else sums
+    return [*sums, *kept], {named_axes.NamedAxisEffect(axis) for axis in site.axes}
 
 
-def residuals_vary(over_hosts: bool | None, device_ranks: int) -> bool:
+def residuals_vary(site: Site) -> bool:
     """Tells whether residuals differ along the axes of a mesh: they belong to what is one rank at the switch."""
-    return device_ranks > 0 or (over_hosts is False and jax.process_count() > 1)
+    return site.device_ranks > 0 or (site.over_hosts is False and jax.process_count() > 1)
 
 
 # Derivatives: the map is linear. Only leaves whose tangent isn't zero travel.
@@ -96,16 +82,16 @@ def linear_jvp(
     return results, result_tangents
 
 
-def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site, **params: Any) -> Any:
-    check_not_vmapped("psum", params["vmapped"], params["world_size"])
-    if params["residuals"]:
+def _jvp(primitive: Primitive, primals: Sequence[Any], tangents: Sequence[Any], *, site: Site) -> Any:
+    check_not_vmapped("psum", site.vmapped > 0, site.world_size)
+    if site.residuals:
         if any(type(tangent) is not ad.Zero for tangent in tangents):
             raise _no_gradient(site)
-        results = primitive.bind(*primals, site=site, **params)
+        results = primitive.bind(*primals, site=site)
         return results, [ad.Zero(jax.typeof(each).to_tangent_aval()) for each in results]
-    if params["op"] != "sum":
+    if site.op != "sum":
         raise UsageError("pmax and pmin can't be differentiated; jax.lax.pmax can't be, either.")
-    return linear_jvp(primitive, primals, tangents, site=site, **params)
+    return linear_jvp(primitive, primals, tangents, site=site)
 
 
 def _no_gradient(site: Site) -> UsageError:
@@ -118,34 +104,31 @@ def _no_gradient(site: Site) -> UsageError:
 LOSS = "tc"  # the transpose of a sum that is the loss itself: its cotangent is a constant
 
 
-def _transpose(
-    primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, axes: Axes, site: Site, **params: Any
-) -> list[Any]:
-    if params["residuals"]:
+def _transpose(primitive: Primitive, cotangents: Sequence[Any], *leaves: Any, site: Site) -> list[Any]:
+    if site.residuals:
         raise _no_gradient(site)
     moving = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
     result: list[Any] = [ad.Zero(leaf.aval.to_ct_aval()) if ad.is_undefined_primal(leaf) else None for leaf in leaves]
     given = [cotangents[i] for i in moving]
     if primitive is passing_psum_invariant_p:
         # The sum is one value that every device and host shares, so its cotangent is each one's own.
-        given = cast_back(given, axes, site.only(moving, "t"), params)
+        given = cast_back(given, site.only(moving, "t"))
     elif given:
         # Each device has a sum of its own, equal by chance: their cotangents add up, as those of lax.psum do.
         step = LOSS if all(map(jaxprs.is_constant, given)) else "t"
-        given = primitive.bind(*given, axes=axes, site=site.only(moving, step), **params)
+        given = primitive.bind(*given, site=site.only(moving, step))
     for i, cotangent in zip(moving, given, strict=True):
         result[i] = cotangent if ad.is_undefined_primal(leaves[i]) else None
     return result
 
 
-def cast_back(cotangents: list[Any], axes: Axes, site: Site, params: dict[str, Any]) -> list[Any]:
-    """Returns the cotangents of what was summed over `axes`, where those of the sums are the same on all devices."""
+def cast_back(cotangents: list[Any], site: Site) -> list[Any]:
+    """Returns the cotangents of what was summed at `site`, where those of the sums are the same on all devices."""
     if named_axes.check_vma():
-        return [named_axes.pvary(cotangent, named_axes.must_vary(axes)) for cotangent in cotangents]
-    along = Extent(axes, params["over_hosts"], scopes.current() or scopes.Scope())
-    cast: list[Any] = passing_pvary_p.bind(
-        *cotangents, along=along, vmapped=params["vmapped"], of_sums=False, site=site
-    )
+        return [named_axes.pvary(cotangent, named_axes.must_vary(site.axes)) for cotangent in cotangents]
+    along = Extent(site.axes, site.over_hosts, scopes.current() or scopes.Scope())
+    vmapped = site.vmapped > 0
+    cast: list[Any] = passing_pvary_p.bind(*cotangents, along=along, vmapped=vmapped, of_sums=False, site=site)
     return cast
 
 
@@ -158,31 +141,27 @@ def declared_here(axis: Any, over_hosts: bool | None) -> bool:
     return bool(over_hosts) and scope is not None and axis in scope.axis_names
 
 
-def sum_batch(
-    axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], axes: Axes, params: dict[str, Any]
-) -> tuple[list[Any], Axes, dict[str, Any]]:
-    """Carries out a sum over a vmap's axis, one of `axes`. Returns its results, and the axes and parameters of what is
-    left of the sum."""
-    if params["op"] == "max":
+def sum_batch(axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], site: Site) -> tuple[list[Any], Site]:
+    """Carries out a sum over a vmap's axis, one of the site's. Returns its results, and the site of what is left."""
+    if site.op == "max":
         given = [leaf if dim is None else jnp.max(leaf, axis=dim) for leaf, dim in zip(leaves, dims, strict=True)]
     else:
         given = [
             leaf * np.array(axis_data.size, leaf.dtype) if dim is None else jnp.sum(leaf, axis=dim, dtype=leaf.dtype)
             for leaf, dim in zip(leaves, dims, strict=True)
         ]
-    if declared_here(axis_data.name, params["over_hosts"]):
-        # All hosts must have as many elements.
-        params = {**params, "vmapped": True, "site": replace(params["site"], vmapped=axis_data.size)}
-    return given, tuple(axis for axis in axes if axis != axis_data.name), params
+    if declared_here(axis_data.name, site.over_hosts):
+        site = replace(site, vmapped=axis_data.size)  # all hosts must have as many elements
+    return given, replace(site, axes=tuple(axis for axis in site.axes if axis != axis_data.name))
 
 
 def _batch(
-    primitive: Primitive, axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, axes: Axes, **params: Any
+    primitive: Primitive, axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, site: Site
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    if axis_data.name not in axes:
-        return primitive.bind(*leaves, axes=axes, **params), [*dims, *dims] if params["residuals"] else dims
-    given, rest, params = sum_batch(axis_data, leaves, dims, axes, params)
-    results = primitive.bind(*given, axes=rest, **params)
+    if axis_data.name not in site.axes:
+        return primitive.bind(*leaves, site=site), [*dims, *dims] if site.residuals else dims
+    given, site = sum_batch(axis_data, leaves, dims, site)
+    results = primitive.bind(*given, site=site)
     # Each element of the vmap counts as a device, which gets its part of the residual.
     count = len(given)
     kept = [each / np.array(axis_data.size, each.dtype) for each in results[count:]]

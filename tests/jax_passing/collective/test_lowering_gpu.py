@@ -217,7 +217,7 @@ def test_devices_are_told_their_groups_and_members():
 
         f = mapped(total, (2, 4), ("d", "m"), in_specs=P("d", "m"))
         ((_, _, spec, _),) = calls(lowered(f, jnp.ones((4, 4))), "passing_psum")
-        mesh, of_group, of_member = (numbers(spec[name]) for name in ("gpus", "gpu_groups", "gpu_members"))
+        mesh, of_group, of_member = (numbers(spec[name]) for name in ("gpus", "groups", "members"))
         assert mesh == list(range(8))
         assert sorted(set(of_group)) == groups
         for device in mesh:
@@ -232,8 +232,8 @@ def test_replicas_are_one_member():
         lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P(), axis_names={"d"}, check_vma=False
     )
     ((_, _, spec, _),) = calls(lowered(f, jnp.ones(8)), "passing_psum")
-    assert numbers(spec["gpu_members"]) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert numbers(spec["gpu_groups"]) == [0] * 8
+    assert numbers(spec["members"]) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert numbers(spec["groups"]) == [0] * 8
     assert spec["replica_count"] == "2"
 
 
@@ -242,13 +242,13 @@ def test_devices_are_numbered_from_this_hosts_first():
     f = jax.shard_map(lambda x: jax_passing.psum(x, "d"), mesh=mesh, in_specs=P("d"), out_specs=P())
     ((_, _, spec, _),) = calls(lowered(f, jnp.ones(3)), "passing_psum")
     assert numbers(spec["gpus"]) == [7, 6, 5]
-    assert numbers(spec["gpu_members"]) == [0, 1, 2]
+    assert numbers(spec["members"]) == [0, 1, 2]
 
 
 def test_without_a_mesh_any_device_will_do():
     text = lowered(jax.vmap(lambda x: jax_passing.psum(x, "d"), axis_name="d"), jnp.ones(3))
     ((_, _, spec, _),) = calls(text, "passing_psum")
-    assert [spec[name] for name in ("gpus", "gpu_groups", "gpu_members")] == ["-1", "0", "0"]
+    assert [spec[name] for name in ("gpus", "groups", "members")] == ["-1", "0", "0"]
 
 
 def test_devices_that_jax_doesnt_name_are_an_error():

@@ -48,7 +48,7 @@ def test_devices_add_up_first(worth, dtype, moved, wide):
     ((done, (_, _, under_way), _, _),) = calls(text, "passing_psum_done")
     # Seven elements of each device, on eight of them one each.
     assert (spec["slice_elements"], spec["leaf_elements"]) == ("1", "2,5")
-    assert numbers(spec["gpu_slices"]) == list(range(8))
+    assert numbers(spec["slices"]) == list(range(8))
     assert (spec["local_member_count"], spec["dtype"]) == ("8", dtype)
     assert aliases == [("1", "1")]
     assert under_way == f"%{start}#1"
@@ -109,7 +109,7 @@ def test_devices_of_a_group_add_up(worth):
         ((_, _, spec, _),) = calls(text, "passing_psum")
         assert is_over(re.findall(r"all_to_all.*", text)[0], axes, groups)
         for group in groups:
-            assert [numbers(spec["gpu_slices"])[device] for device in group] == list(range(len(group)))
+            assert [numbers(spec["slices"])[device] for device in group] == list(range(len(group)))
 
 
 def test_where_the_host_adds_up(monkeypatch):
@@ -154,7 +154,7 @@ def test_collectives_stay_inside_of_a_process(monkeypatch):
     monkeypatch.setattr(start_and_done, "_slices", of_two_processes)
     text = lowered(mapped(lambda x: jax_passing.psum(x, "d")), jax.ShapeDtypeStruct((8, 1 << 20), np.float32))
     ((_, _, spec, _),) = calls(text, "passing_psum")
-    assert numbers(spec["gpu_slices"]) == [0, 1, 2, 3] * 2
+    assert numbers(spec["slices"]) == [0, 1, 2, 3] * 2
     assert spec["slice_elements"] == str(1 << 18)
     collectives = re.findall(r"stablehlo\.all_(?:to_all|gather).*", text)
     assert len(collectives) == 2

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.collective.residuals import psum_with_residuals
+from jax_passing.collective.psum import psum_with_residuals
 from jax_passing.errors import UsageError
 from jax_passing.host import scope
 from support.jax.lowered_sums import calls, lowered, mapped

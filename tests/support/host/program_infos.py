@@ -9,8 +9,8 @@ PLACE = ("train.py:41:9 in step", "train.py:80:5 in main")
 
 def identity(**changes):
     """Returns a sum's identity, as all hosts write it."""
-    site = Site(SourceLocation(PLACE), 0, "", "passing", 26214400, ("['w']",))
-    fields = site.identity(name_stack="jit(step)", calls=[], axes=["d"], op="sum", leaves=["float32[3,4]"])
+    site = Site(SourceLocation(PLACE), 0, "", "passing", 26214400, ("['w']",), axes=("d",))
+    fields = site.identity(name_stack="jit(step)", calls=[], leaves=["float32[3,4]"])
     return canonical(fields | {"nth": 0, **changes})
 
 

@@ -31,9 +31,9 @@ def specs(text):
 
 
 def spec_of(config):
-    """The spec among these attributes of a call; empty if there is none."""
-    found = re.search(r'\bspec = "((?:[^"\\]|\\.)*)"', config)
-    return values_of(_unescaped(found[1])) if found else {}
+    """The values of the texts among these attributes of a call that describe its sum; empty if there are none."""
+    found = re.findall(r'\b(?:spec|gpu) = "((?:[^"\\]|\\.)*)"', config)
+    return values_of("".join(_unescaped(text) for text in found))
 
 
 def calls(text, target="passing_psum"):

@@ -13,7 +13,7 @@ using AttachmentTest = RendezvousTest;
 
 TEST_F(AttachmentTest, flatSumsHaveACollectiveOfTheirOwn) {
   const auto site = MakeSite(7, 1);
-  site->flat = true;
+  ChangeSpec(site).flat = true;
   Device refused{1}, summed{2};
   rendezvous_.Arrive(site, refused.MakeCall(10, 0));
   EXPECT_EQ(refused.Result().substr(0, 11), "ConfigError");
@@ -45,7 +45,7 @@ TEST_F(AttachmentTest, withoutSession) {
 
 TEST_F(AttachmentTest, anotherWorldSize) {
   const auto site = MakeSite(7, 1);
-  site->world_size = 3;
+  ChangeSpec(site).world_size = 3;
   Device a{1};
   rendezvous_.Arrive(site, a.MakeCall(10, 0));
   EXPECT_NE(a.Result().find("ConfigError: train.py:41 was compiled for 3 ranks, but the session has 2"),
@@ -56,9 +56,8 @@ TEST_F(AttachmentTest, anotherWorldSize) {
 TEST_F(AttachmentTest, aWireWithTooFewBits) {
   for (const Wire wire : {Wire::kInt4, Wire::kFull}) {
     const auto site = MakeSite(wire == Wire::kFull ? 7 : 8, 1);
-    site->shape = std::make_shared<SumShape>(
-        SumShape{.site_name = "train.py:41", .leaf_elements = {1}, .device_count = 1, .wire = wire});
-    site->world_size = kAnyWorldSize;
+    ChangeSpec(site).wire_dtype = wire;
+    ChangeSpec(site).world_size = kAnyWorldSize;
     collective_->ranks = 8;
     Device a{1};
     rendezvous_.Arrive(site, a.MakeCall(10, 0));
@@ -66,7 +65,8 @@ TEST_F(AttachmentTest, aWireWithTooFewBits) {
       collective_->Complete(0);
       EXPECT_EQ(a.Result(), "");
     } else {
-      EXPECT_TRUE(a.Result().starts_with("ConfigError: train.py:41: with wire_dtype='int4' at most 7 ranks")) << a.Result();
+      EXPECT_TRUE(a.Result().starts_with("ConfigError: train.py:41: with wire_dtype='int4' at most 7 ranks"))
+          << a.Result();
     }
   }
   EXPECT_EQ(session_failure(), "");
@@ -74,7 +74,7 @@ TEST_F(AttachmentTest, aWireWithTooFewBits) {
 
 TEST_F(AttachmentTest, anyWorldSize) {
   const auto site = MakeSite(7, 1);
-  site->world_size = kAnyWorldSize;
+  ChangeSpec(site).world_size = kAnyWorldSize;
   Device a{1};
   rendezvous_.Arrive(site, a.MakeCall(10, 0));
   collective_->Complete(0);

@@ -19,17 +19,18 @@ using CudaMemoryTest = CudaSumsTest;
 
 TEST_F(CudaMemoryTest, needsAreThoseOfEachSumAndGroup) {
   sums_.SetDevices({{.ordinal = 0, .id = 30, .index = 0}, {.ordinal = 1, .id = 31, .index = 1}});
-  SumSpec whole{.leaf_elements = {1000, 10}};
-  SumSpec slices{.dtype = DType::kBFloat16, .leaf_elements = {13}, .local_member_count = 2, .slice_elements = 7};
+  const CudaSpec whole(SumSpec{.leaf_elements = {1000, 10}});
+  CudaSpec slices(SumSpec{.dtype = DType::kBFloat16, .leaf_elements = {13}, .local_member_count = 2});
+  slices.slice_elements = 7;
   slices.gpus = {0, 1, 2};
-  slices.gpu_groups = {5, 6, 7};  // the last one is another process's
-  slices.gpu_members = slices.gpu_slices = {0, 0, 0};
-  SumSpec by_id = slices;
+  slices.groups = {5, 6, 7};  // the last one is another process's
+  slices.members = slices.slices = {0, 0, 0};
+  CudaSpec by_id = slices;
   by_id.devices = "30,31";
   by_id.gpus = {30, 31, 32};
-  by_id.gpu_groups = {5, 5, 6};
+  by_id.groups = {5, 5, 6};
   Executable executable;
-  for (const SumSpec& spec : {whole, slices, by_id}) executable.sums.push_back(std::make_shared<SumSpec>(spec));
+  for (const CudaSpec& spec : {whole, slices, by_id}) executable.sums.push_back(std::make_shared<CudaSpec>(spec));
   const PinnedNeeds needs = sums_.NeedsOf(executable);
   EXPECT_EQ(needs.of_each_device, std::vector<size_t>{StagedSum::BlockBytes({4000, 40})});
   EXPECT_EQ(needs.shared, std::vector<size_t>(3, 2 * 7 * sizeof(float)));  // bfloat16 is added up as float32
@@ -45,18 +46,12 @@ TEST_F(CudaMemoryTest, whatIsReservedIsNotPinnedInTheMidst) {
   const std::vector<std::shared_ptr<SumSite>> whole{MakeSiteOfTwoLeaves(100, 2), MakeSiteOfTwoLeaves(101, 2)};
   const std::vector<std::shared_ptr<SumSite>> by_slices{MakeSiteOfSlices(102), MakeSiteOfSlices(103)};
   Executable executable;
-  for (const auto& site : whole) {
-    executable.sums.push_back(
-        std::make_shared<SumSpec>(SumSpec{.leaf_elements = site->shape->leaf_elements, .local_member_count = 2}));
-  }
+  for (const auto& site : whole) executable.sums.push_back(site->spec);
   for (const auto& site : by_slices) {
-    executable.sums.push_back(std::make_shared<SumSpec>(SumSpec{.leaf_elements = site->shape->leaf_elements,
-                                                                .local_member_count = 2,
-                                                                .slice_elements = site->slice_elements,
-                                                                .gpus = {-1},
-                                                                .gpu_groups = {0},
-                                                                .gpu_members = {0},
-                                                                .gpu_slices = {0}}));
+    auto& spec = static_cast<CudaSpec&>(ChangeSpec(site));
+    spec.gpus = {-1};
+    spec.groups = spec.members = spec.slices = {0};
+    executable.sums.push_back(site->spec);
   }
   const PinnedNeeds needs = sums_.NeedsOf(executable);
   const auto pinned = 2 * 2 * PinnedPool::SizeClass(4096 + 256) + 2 * PinnedPool::SizeClass(8000);
@@ -140,7 +135,7 @@ TEST_F(CudaMemoryTest, executionsOfWhichASumFailsLeaveNothingBehind) {
   sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
   const std::vector<std::shared_ptr<SumSite>> sites{MakeSiteOfSlices(7), MakeSiteOfSlices(8), MakeSiteOfSlices(9)};
   PinnedNeeds needs;
-  for (const auto& site : sites) needs.shared.push_back(2 * site->slice_elements * sizeof(float));
+  for (const auto& site : sites) needs.shared.push_back(2 * CudaSpecOf(*site).slice_elements * sizeof(float));
   collective_->Hold();
   std::vector<std::vector<CudaCall>> calls(2);  // by ordinal
   for (const int32_t ordinal : {0, 1}) {

@@ -37,9 +37,9 @@ class TestCollective : public Collective {
   uint32_t world_size() const override { return 2; }
   void Start(Sum sum) override {
     std::lock_guard lock(mutex_);
-    if (sum.ready_elements < sum.shape->bytes() / sizeof(float)) ++started_early_;
+    if (sum.pieces->ready_elements < sum.spec->bytes() / sizeof(float)) ++started_early_;
     sums_.push_back({std::move(sum)});
-    GoOn(std::prev(sums_.end()), sums_.back().sum.ready_elements);
+    GoOn(std::prev(sums_.end()), sums_.back().sum.pieces->ready_elements);
   }
   void Ready(const SumKey& key, uint64_t elements) override {
     std::lock_guard lock(mutex_);
@@ -71,10 +71,10 @@ class TestCollective : public Collective {
   void GoOn(std::list<UnderWay>::iterator under_way, uint64_t ready) {
     if (held_) return;
     const Sum& sum = under_way->sum;
-    const size_t leaf_count = sum.shape->leaf_elements.size();
+    const size_t leaf_count = sum.spec->leaf_elements.size();
     uint64_t leaf_begin = 0;
-    for (size_t leaf = 0; leaf < leaf_count; leaf_begin += sum.shape->leaf_elements[leaf++]) {
-      for (uint64_t i = 0; i < sum.shape->leaf_elements[leaf]; ++i) {
+    for (size_t leaf = 0; leaf < leaf_count; leaf_begin += sum.spec->leaf_elements[leaf++]) {
+      for (uint64_t i = 0; i < sum.spec->leaf_elements[leaf]; ++i) {
         if (leaf_begin + i < under_way->summed || leaf_begin + i >= ready) continue;
         float total = 0;
         for (size_t at = leaf; at < sum.inputs.size(); at += leaf_count) {
@@ -86,7 +86,7 @@ class TestCollective : public Collective {
       }
     }
     under_way->summed = std::min(ready, leaf_begin);
-    if (sum.written) sum.written(under_way->summed);
+    if (sum.pieces->written) sum.pieces->written(under_way->summed);
     if (under_way->summed < leaf_begin) return;
     sum.done(nullptr);
     sums_.erase(under_way);
@@ -119,9 +119,7 @@ struct Device {
 };
 
 inline std::shared_ptr<SumSite> MakeSiteOfTwoLeaves(uint64_t hash, uint32_t members, size_t size = 1000) {
-  const auto site = MakeSite(hash, members);
-  site->shape = std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {size, 10}, members});
-  return site;
+  return MakeCudaSite(hash, members, {size, 10});
 }
 
 constexpr size_t kLarge = 5 * PinnedBlock::kPieceBytes / sizeof(float) / 2;  // two and a half pieces
@@ -129,12 +127,7 @@ constexpr size_t kLarge = 5 * PinnedBlock::kPieceBytes / sizeof(float) / 2;  // 
 // Each of two devices brings half of the elements, which they added up before, in its array `a`: as many as there are
 // with one more, which belongs to no leaf.
 inline std::shared_ptr<SumSite> MakeSiteOfSlices(uint64_t hash, size_t slice_elements = 1000) {
-  const auto site = MakeSite(hash, 1);
-  site->shape =
-      std::make_shared<SumShape>(SumShape{"train.py:41", DType::kFloat32, {700, 2 * slice_elements - 701}, 1});
-  site->slice_count = 2;
-  site->slice_elements = slice_elements;
-  return site;
+  return MakeCudaSite(hash, 2, {700, 2 * slice_elements - 701}, slice_elements);
 }
 
 inline CudaCall SliceOf(Device& device, int32_t run_id) {

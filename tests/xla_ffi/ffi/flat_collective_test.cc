@@ -25,8 +25,8 @@ struct HeldRank : Collective {
 class FlatCollectiveTest : public testing::Test {
  protected:
   FlatCollectiveTest() : flat_({ranks_.begin(), ranks_.end()}) {
-    sum_.shape = std::make_shared<SumShape>(
-        SumShape{.site_name = "site", .dtype = DType::kFloat32, .leaf_elements = {3, 5}, .device_count = 2});
+    sum_.spec = std::make_shared<SumSpec>(
+        SumSpec{.site_name = "site", .dtype = DType::kFloat32, .leaf_elements = {3, 5}, .local_member_count = 2});
     sum_.key = {.site = 1, .execution = 2, .step = 3};
     for (float& value : values_) sum_.inputs.push_back(&value), sum_.outputs.push_back(&value);
     sum_.done = [this](const Failure* failure) {
@@ -52,22 +52,21 @@ TEST_F(FlatCollectiveTest, eachDeviceIsARank) {
     ASSERT_EQ(ranks_[device]->sums.size(), 1U);
     const Sum& one = ranks_[device]->sums[0];
     EXPECT_EQ(one.key, expected.key);
-    EXPECT_EQ(one.shape->device_count, 1U);
-    EXPECT_EQ(one.shape->leaf_elements, expected.shape->leaf_elements);
+    EXPECT_EQ(one.device_count(), 1U);
+    EXPECT_EQ(one.spec->leaf_elements, expected.spec->leaf_elements);
     EXPECT_EQ(one.inputs, (std::vector<const void*>{&values_[2 * device], &values_[2 * device + 1]}));
     EXPECT_EQ(one.outputs, (std::vector<void*>{&values_[2 * device], &values_[2 * device + 1]}));
   }
 }
 
 TEST_F(FlatCollectiveTest, allRanksHearWhatIsReady) {
-  sum_.ready_elements = 2;
-  sum_.written = [](uint64_t) {};
+  sum_.pieces = {.ready_elements = 2, .written = [](uint64_t) {}};
   flat_.Start(std::move(sum_));
   flat_.Ready({.site = 1}, 8);
   flat_.Fail({"AcceleratorError", "broken"});
   for (const auto& rank : ranks_) {
-    EXPECT_EQ(rank->sums[0].ready_elements, 2U);
-    EXPECT_EQ(rank->sums[0].written, nullptr);  // each has the results of one device
+    EXPECT_EQ(rank->sums[0].pieces->ready_elements, 2U);
+    EXPECT_EQ(rank->sums[0].pieces->written, nullptr);  // each has the results of one device
     EXPECT_EQ(rank->ready, (std::vector<std::pair<uint64_t, uint64_t>>{{1, 8}}));
     EXPECT_EQ(rank->failed, "AcceleratorError");
   }

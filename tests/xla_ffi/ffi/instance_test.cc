@@ -217,21 +217,6 @@ TEST(Instance, anyDifferenceOfTheProgramsChangesEverySite) {
   EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.site_name += " "; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.local_member_count = 1; })).second);
   EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.replica_count = 2; })).second);
-  EXPECT_FALSE(hashes.insert(hash_with([](SumSpec& spec) { spec.slice_elements = 4; })).second);
-}
-
-TEST(Instance, slicesAreThoseOfOneDevice) {
-  SumSpec spec = Spec(0, 0);
-  spec.dtype = DType::kBFloat16;
-  EXPECT_EQ(Instance(spec).SiteOf(0)->shape->device_count, 2);
-  spec.slice_elements = 4;
-  Instance instance(spec);
-  const auto site = instance.SiteOf(0);
-  EXPECT_EQ(site->shape->device_count, 1);
-  EXPECT_EQ(site->shape->dtype, DType::kWideBFloat16);
-  EXPECT_EQ(site->shape->bytes(), 16);
-  EXPECT_EQ(site->slice_elements, 4);
-  EXPECT_EQ(site->call_count(), 2);
 }
 
 TEST(Instance, numberOfCopiesIsPartOfTheProgram) {

@@ -19,12 +19,12 @@ class LocalCollectiveTest : public testing::Test {
 
   // In place; `done` is called before this returns.
   void Run(Op op) {
-    auto shape = std::make_shared<SumShape>(SumShape{.site_name = "site",
-                                                     .dtype = DType::kInt32,
-                                                     .leaf_elements = {kElements, 1},
-                                                     .device_count = kDevices,
-                                                     .op = op});
-    Sum sum{.key = {}, .shape = shape, .inputs = {}, .outputs = {}};
+    auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "site",
+                                                   .dtype = DType::kInt32,
+                                                   .leaf_elements = {kElements, 1},
+                                                   .local_member_count = kDevices,
+                                                   .op = op});
+    Sum sum{.key = {}, .spec = shape, .inputs = {}, .outputs = {}};
     for (auto& device : devices_) {
       for (auto& leaf : device) sum.inputs.push_back(leaf.data()), sum.outputs.push_back(leaf.data());
     }
@@ -70,11 +70,11 @@ TEST_F(LocalCollectiveTest, maxima) {
 
 // In any parts, across the end of a leaf; then a sum that a failure ends in the midst.
 TEST_F(LocalCollectiveTest, sumsWhatIsThere) {
-  const auto shape = std::make_shared<SumShape>(
-      SumShape{.site_name = "site", .dtype = DType::kInt32, .leaf_elements = {kElements, 1}, .device_count = kDevices});
+  const auto shape = std::make_shared<SumSpec>(SumSpec{
+      .site_name = "site", .dtype = DType::kInt32, .leaf_elements = {kElements, 1}, .local_member_count = kDevices});
   for (const bool fails : {false, true}) {
     SumKey key{.site = fails};
-    Sum sum{.key = key, .shape = shape, .inputs = {}, .outputs = {}};
+    Sum sum{.key = key, .spec = shape, .inputs = {}, .outputs = {}};
     std::vector<std::vector<std::vector<int32_t>>> devices = devices_;
     for (auto& device : devices) {
       for (auto& leaf : device) sum.inputs.push_back(leaf.data()), sum.outputs.push_back(leaf.data());
@@ -85,8 +85,7 @@ TEST_F(LocalCollectiveTest, sumsWhatIsThere) {
       ++done_count;
       if (failure) failure_ = *failure;
     };
-    sum.written = [&](uint64_t elements) { written.push_back(elements); };
-    sum.ready_elements = 1;
+    sum.pieces = {.ready_elements = 1, .written = [&](uint64_t elements) { written.push_back(elements); }};
     collective_.Start(std::move(sum));
     collective_.Ready({.site = 5}, kElements);
     collective_.Ready(key, 3000);

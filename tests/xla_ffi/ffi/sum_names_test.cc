@@ -71,7 +71,7 @@ TEST_F(SumNamesTest, runIdsOfTwoExecutablesArentCompared) {
 
 TEST_F(SumNamesTest, aProgramStaysOnOneKindOfDevice) {
   const auto site = MakeSite(7, 1), on_gpu = MakeSite(7, 1);
-  Change(on_gpu).on_gpu = true;
+  Change(on_gpu).platform = "cuda";
   EXPECT_EQ(Key(on_gpu, 11), (SumKey{7, 0, 0}));
   EXPECT_TRUE(Refusal(site, 12).starts_with("ProgramMismatchError: the program of train.py:41 ran on CPU devices"));
 }

@@ -92,14 +92,14 @@ TEST(AllReduceCluster, aRankThatWasStoppedLeavesNoTrace) {
 TEST(AllReduceCluster, aSmallSumTakesOneRoundTripWhileItsExponentsStay) {
   Cluster cluster(1, {.world_size = 2, .slot_count = 64, .lanes_per_chunk = 360, .faults = {}});
   const auto shape =
-      std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {256}});
+      std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {256}});
   uint32_t execution = 0;
   const auto run = [&](float value) {
     const uint64_t sent = cluster.rank(0).stats().packets_sent;
     std::vector<float> data[2] = {std::vector<float>(256, value), std::vector<float>(256, value)};
     for (const uint32_t rank : {0u, 1u}) {
       cluster.Start(rank, {.key = {.execution = execution},
-                           .shape = shape,
+                           .spec = shape,
                            .inputs = {data[rank].data()},
                            .outputs = {data[rank].data()},
                            .done = [](const Failure* failure) { EXPECT_EQ(failure, nullptr); }});
@@ -217,10 +217,9 @@ TEST(AllReduceCluster, differentProgramsStallByName) {
   float a[10] = {}, b[10] = {};
   int finished = 0;
   const auto start = [&](uint32_t rank, uint64_t site, const char* name, float* data) {
-    auto shape =
-        std::make_shared<SumShape>(SumShape{.site_name = name, .dtype = DType::kFloat32, .leaf_elements = {10}});
+    auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = name, .dtype = DType::kFloat32, .leaf_elements = {10}});
     cluster.Start(rank, {.key = {.site = site},
-                         .shape = shape,
+                         .spec = shape,
                          .inputs = {data},
                          .outputs = {data},
                          .done = [&](const Failure* failure) {
@@ -254,20 +253,20 @@ TEST(AllReduceCluster, aGpuThatGoesNoFurtherStallsByName) {
     SCOPED_TRACE(late);
     Cluster cluster(1, {.world_size = 2, .slot_count = 64, .lanes_per_chunk = 360, .faults = {}});
     std::vector<float> data[2] = {std::vector<float>(50'000, 1), std::vector<float>(50'000, 2)};
-    const auto shape = std::make_shared<SumShape>(
-        SumShape{.site_name = "a.py:1", .dtype = DType::kFloat32, .leaf_elements = {data[0].size()}});
+    const auto shape = std::make_shared<SumSpec>(
+        SumSpec{.site_name = "a.py:1", .dtype = DType::kFloat32, .leaf_elements = {data[0].size()}});
     const SumKey key{.site = 1};
     int done = 0;
     uint64_t written = 0;
     for (const uint32_t rank : {0u, 1u}) {
       Sum sum{.key = key,
-              .shape = shape,
+              .spec = shape,
               .inputs = {data[rank].data()},
               .outputs = {data[rank].data()},
               .done = [&](const Failure* failure) { done += failure == nullptr; }};
       if (rank == late) {
-        sum.ready_elements = 30'000;
-        sum.written = [&](uint64_t elements) { written = elements; };
+        sum.pieces.emplace().ready_elements = 30'000;
+        sum.pieces->written = [&](uint64_t elements) { written = elements; };
       }
       cluster.Start(rank, std::move(sum));
     }

@@ -29,10 +29,9 @@ TEST(AllReduce, wholeChunksArePaddedWithZeros) {
   AllReduce all_reduce(job, {&driver}, [](std::string) {});
   float data[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};  // one exponent chunk, of eight and of one lane of data
   bool done = false;
-  auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {9}});
+  auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {9}});
   all_reduce.Start(
-      {.key = {}, .shape = shape, .inputs = {data}, .outputs = {data}, .done = [&](const Failure*) { done = true; }},
-      0);
+      {.key = {}, .spec = shape, .inputs = {data}, .outputs = {data}, .done = [&](const Failure*) { done = true; }}, 0);
   for (int64_t now_us = 0; !done && now_us < 10; ++now_us) {
     all_reduce.OnTimer(now_us);
     for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
@@ -63,10 +62,9 @@ TEST(AllReduce, OnPacket_malformedForeignPastFuture) {
   AllReduce all_reduce(job, {&driver, &driver}, [](std::string) {});
   int32_t data[4] = {1, -2, 3, 4};
   bool done = false;
-  auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
+  auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
   all_reduce.Start(
-      {.key = {}, .shape = shape, .inputs = {data}, .outputs = {data}, .done = [&](const Failure*) { done = true; }},
-      0);
+      {.key = {}, .spec = shape, .inputs = {data}, .outputs = {data}, .done = [&](const Failure*) { done = true; }}, 0);
   all_reduce.OnTimer(0);
   ASSERT_EQ(sent.size(), 1u);
   std::vector<uint8_t> result = sent[0];
@@ -119,9 +117,9 @@ template <typename T, typename Answer>
 std::vector<T> SumWithAnswers(AllReduce& all_reduce, std::vector<std::vector<uint8_t>>& sent, int64_t& now_us,
                               DType dtype, uint32_t execution, std::vector<T> data, Answer&& answer) {
   bool done = false;
-  auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = dtype, .leaf_elements = {data.size()}});
+  auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = dtype, .leaf_elements = {data.size()}});
   all_reduce.Start({.key = {.site = static_cast<uint64_t>(dtype) * 10'000 + data.size(), .execution = execution},
-                    .shape = shape,
+                    .spec = shape,
                     .inputs = {data.data()},
                     .outputs = {data.data()},
                     .done = [&](const Failure* failure) { done = failure == nullptr; }},
@@ -208,10 +206,10 @@ TEST(AllReduce, longAnnouncementsAreSplit) {
   AllReduce follower(job(1), {&drivers[1]}, [](std::string) {});
   int32_t data[1] = {};
   for (uint64_t site = 1; site <= kSums; ++site) {
-    auto shape = std::make_shared<SumShape>(
-        SumShape{.site_name = std::string(400, 'x'), .dtype = DType::kInt32, .leaf_elements = {1}});
+    auto shape = std::make_shared<SumSpec>(
+        SumSpec{.site_name = std::string(400, 'x'), .dtype = DType::kInt32, .leaf_elements = {1}});
     for (AllReduce* rank : {&leader, &follower}) {
-      rank->Start({.key = {.site = site}, .shape = shape, .inputs = {data}, .outputs = {data}, .done = [](auto) {}}, 0);
+      rank->Start({.key = {.site = site}, .spec = shape, .inputs = {data}, .outputs = {data}, .done = [](auto) {}}, 0);
     }
   }
   leader.OnTimer(0);
@@ -232,9 +230,9 @@ TEST(AllReduce, longAnnouncementsAreSplit) {
 class FoulOrder : public testing::Test {
  protected:
   void Start(uint64_t site, uint32_t execution) {
-    auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
+    auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {4}});
     follower_.Start({.key = {.site = site, .execution = execution},
-                     .shape = shape,
+                     .spec = shape,
                      .inputs = {data_},
                      .outputs = {data_},
                      .done = [this](const Failure* failure) { failure == nullptr ? ++succeeded_ : ++failed_; }},

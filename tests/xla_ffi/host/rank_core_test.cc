@@ -30,7 +30,7 @@ class Rank {
 
   void Start(uint32_t execution, int64_t now_us) {
     core.Start({.key = {.site = 1, .execution = execution},
-                .shape = shape_,
+                .spec = shape_,
                 .inputs = {&element_},
                 .outputs = {&element_},
                 .done = [this](const Failure* failure) { outcomes.push_back(failure ? failure->kind : ""); }},
@@ -63,8 +63,8 @@ class Rank {
   std::vector<std::string> outcomes;  // of the sums that are done; empty if they succeeded
 
  private:
-  const std::shared_ptr<const SumShape> shape_ =
-      std::make_shared<SumShape>(SumShape{.site_name = "site 1", .dtype = DType::kInt32, .leaf_elements = {1}});
+  const std::shared_ptr<const SumSpec> shape_ =
+      std::make_shared<SumSpec>(SumSpec{.site_name = "site 1", .dtype = DType::kInt32, .leaf_elements = {1}});
   int32_t element_ = 1;
   std::vector<std::vector<uint8_t>> sent_;
   FakeDriver driver_{[this](std::vector<uint8_t> packet) { sent_.push_back(std::move(packet)); }};

@@ -303,7 +303,7 @@ class Packets {
   std::unordered_map<uint32_t, int64_t> paused_until_;
   std::map<std::pair<uint32_t, uint32_t>, int64_t> blocked_until_;
   std::map<Endpoint, Port> ports_;
-  std::vector<std::shared_ptr<const SumShape>> sites_;
+  std::vector<std::shared_ptr<const SumSpec>> sites_;
   std::unordered_map<uint32_t, std::vector<uint32_t>> incarnations_;  // its hosts, by rank
   std::map<std::pair<uint32_t, CallKey>, std::vector<Bytes>> references_;
   std::vector<Event> events_;

@@ -13,12 +13,12 @@ SumKey NameOf(const CallKey& key) {
 }  // namespace
 
 uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, Wire wire) {
-  sites_.push_back(std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(sites_.size()),
-                                                       .dtype = dtype,
-                                                       .leaf_elements = std::move(leaves),
-                                                       .device_count = device_count,
-                                                       .op = op,
-                                                       .wire = wire}));
+  sites_.push_back(std::make_shared<SumSpec>(SumSpec{.site_name = "site " + std::to_string(sites_.size()),
+                                                     .dtype = dtype,
+                                                     .leaf_elements = std::move(leaves),
+                                                     .local_member_count = device_count,
+                                                     .op = op,
+                                                     .wire_dtype = wire}));
   return static_cast<uint32_t>(sites_.size() - 1);
 }
 
@@ -92,7 +92,7 @@ void Packets::Issue(uint32_t number, const CallKey& key) {
   if (WaitsForPause(host.machine, [this, number, key] { Issue(number, key); })) return;
   const auto [site, execution, step] = key;
   HostBuffers& buffers = host.calls[key] = InputsOf(number, key);
-  Sum sum{.key = NameOf(key), .shape = sites_[site], .inputs = {}, .outputs = {}};
+  Sum sum{.key = NameOf(key), .spec = sites_[site], .inputs = {}, .outputs = {}};
   for (Bytes& buffer : buffers) {
     sum.inputs.push_back(buffer.data());
     sum.outputs.push_back(buffer.data());
@@ -110,17 +110,17 @@ void Packets::DeliverLate(uint32_t number, const CallKey& key, Sum& sum) {
   if (plain_ || (*random)() % 4 != 0) return;
   HostBuffers& buffers = hosts_.at(number).calls.at(key);
   const auto late = std::make_shared<const HostBuffers>(buffers);
-  sum.ready_elements = 1 + (*random)() % ElementsOf(*sum.shape);
-  Spoil(buffers, *sum.shape, sum.ready_elements);
-  sum.written = [this, number, key](uint64_t elements) {
+  sum.pieces.emplace().ready_elements = 1 + (*random)() % ElementsOf(*sum.spec);
+  Spoil(buffers, *sum.spec, sum.pieces->ready_elements);
+  sum.pieces->written = [this, number, key](uint64_t elements) {
     const Host& host = hosts_.at(number);
     const auto* reference = ReferenceOf(host.incarnation, key);
-    const SumShape& shape = *sites_[std::get<0>(key)];
+    const SumSpec& shape = *sites_[std::get<0>(key)];
     if (reference == nullptr || !AreRight(host.calls.at(key), *reference, shape, 0, elements)) {
       Violate(number, "told of a wrong sum: " + shape.site_name);
     }
   };
-  DeliverNext(number, key, sum.key, late, sum.ready_elements, random);
+  DeliverNext(number, key, sum.key, late, sum.pieces->ready_elements, random);
 }
 
 void Packets::DeliverNext(uint32_t number, const CallKey& key, const SumKey& sum_key,
@@ -145,7 +145,7 @@ void Packets::Deliver(uint32_t number, const CallKey& key, const SumKey& sum_key
     Deliver(number, key, sum_key, late, begin, random);
   };
   if (WaitsForPause(host.machine, again)) return;
-  const SumShape& shape = *sites_[std::get<0>(key)];
+  const SumSpec& shape = *sites_[std::get<0>(key)];
   const uint64_t end = begin + 1 + (*random)() % (ElementsOf(shape) - begin);
   passing::Deliver(*late, call->second, shape, begin, end);
   OnReady(number, sum_key, end);
@@ -182,10 +182,10 @@ HostBuffers Packets::InputsOf(uint32_t number, const CallKey& key) const {
   const auto [site, execution, step] = key;
   std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step};
   std::mt19937_64 random(seeds);
-  const SumShape& shape = *sites_[site];
+  const SumSpec& shape = *sites_[site];
   const double special = random() % 8 == 0 && !plain_ ? 0.001 : 0;
   HostBuffers buffers;
-  for (uint32_t device = 0; device < shape.device_count; ++device) {
+  for (uint32_t device = 0; device < shape.local_member_count; ++device) {
     for (const uint64_t elements : shape.leaf_elements) {
       buffers.push_back(RandomLeaf(shape, elements, random, special));
     }

@@ -20,7 +20,7 @@ ChunkPackets::ChunkPackets(const JobConfig& job)
 
 // Chunks that are added up have a check; those whose maximum is taken have none.
 bool ChunkPackets::IsChecked(const PlacedSegment& placed, uint32_t chunk) const {
-  return check_ && !placed.segment().CarriesExponents(chunk) && placed.sum->shape().op == Op::kSum;
+  return check_ && !placed.segment().CarriesExponents(chunk) && placed.sum->spec().op == Op::kSum;
 }
 
 SumCheck::Chunk ChunkPackets::ToCheck(const PlacedSegment& placed, uint32_t chunk) const {
@@ -48,7 +48,7 @@ uint32_t ChunkPackets::LanesOf(const PlacedSegment& placed, uint32_t chunk) cons
 
 wire::Header ChunkPackets::HeaderOf(const PlacedSegment& placed, uint32_t chunk) const {
   const uint64_t position = placed.PositionOf(chunk);
-  const bool maxima = placed.segment().CarriesExponents(chunk) || placed.sum->shape().op == Op::kMax;
+  const bool maxima = placed.segment().CarriesExponents(chunk) || placed.sum->spec().op == Op::kMax;
   const ShardSlot at = sharding_.At(position);
   const Shard& shard = job_.shards[at.shard];
   const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(placed, chunk);
@@ -96,7 +96,7 @@ bool ChunkPackets::IsResult(const wire::Header& header, const PlacedSegment& pla
   expected.worker = wire::kEveryWorker;
   expected.flags = header.flags;
   if (header != expected) return false;
-  const bool may_be_flagged = !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->shape().dtype);
+  const bool may_be_flagged = !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->spec().dtype);
   return header.flags == 0 || may_be_flagged;
 }
 

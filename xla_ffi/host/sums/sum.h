@@ -2,13 +2,15 @@
 #ifndef XLA_FFI_HOST_SUMS_SUM_H_
 #define XLA_FFI_HOST_SUMS_SUM_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "host/numbers/dtype.h"
+#include "host/sums/sum_spec.h"
 
 namespace passing {
 
@@ -27,32 +29,19 @@ struct Failure {
   std::string message;
 };
 
-enum class Op : uint8_t { kSum, kMax };
-
-// The properties of a sum that are the same each time its site is called.
-struct SumShape {
-  std::string site_name;  // for people: "train.py:41:9 in step psum of float32[128,10] over d"
-  DType dtype = DType::kFloat32;
-  std::vector<uint64_t> leaf_elements;  // complex counted twice; none is 0
-  uint32_t device_count = 1;            // L
-  Op op = Op::kSum;                     // kMax: of int32 alone
-  Wire wire = Wire::kFull;              // how floats travel
-
-  // Count of one device's elements.
-  uint64_t elements() const {
-    uint64_t elements = 0;
-    for (const uint64_t leaf : leaf_elements) elements += leaf;
-    return elements;
-  }
-  uint64_t bytes() const { return elements() * SizeOf(Narrowed(dtype)); }
+// A sum may go on piece by piece, as one on a GPU does. Elements are counted over the leaves of one device, end to end.
+struct Pieces {
+  // So many can be read when the sum starts, of each device; `Collective::Ready` tells of more. No other is read
+  // before.
+  uint64_t ready_elements = UINT64_MAX;
+  // Called each time the first so many elements have their final sums in `outputs`. The call is left out where `done`
+  // follows at once, and never comes after it. Must not block. Null if nobody asks.
+  std::function<void(uint64_t elements)> written{};
 };
-
-// Sum::ready_elements of a sum whose elements are all there when it starts.
-inline constexpr uint64_t kAllElements = UINT64_MAX;
 
 struct Sum {
   SumKey key;
-  std::shared_ptr<const SumShape> shape;
+  std::shared_ptr<const SumSpec> spec;
   // Device-major: pointer of (device, leaf) at [device * leaf_count + leaf]. Owned by the caller, valid until
   // `done` ran. An output is the same device's and leaf's input, or memory that no input overlaps.
   std::vector<const void*> inputs;
@@ -61,12 +50,10 @@ struct Sum {
   std::vector<void*> residuals{};
   // Called exactly once; null when the sum succeeded. Must not block: it hands over to another thread.
   std::function<void(const Failure*)> done{};
-  // The number of elements of each device that can be read when the sum starts, counted over its leaves end to end.
-  // `Collective::Ready` tells when more have come from a GPU. No other element is read before.
-  uint64_t ready_elements = kAllElements;
-  // Called each time the first so many elements, counted alike, have their final sums in `outputs`. The call is left
-  // out where `done` follows at once, and never comes after it. Must not block. Null if nobody asks.
-  std::function<void(uint64_t elements)> written{};
+  std::optional<Pieces> pieces{};  // none: all elements are there, and nobody asks for the first results
+
+  // Whose buffers these are: not always all devices that the spec counts.
+  size_t device_count() const { return inputs.size() / spec->leaf_elements.size(); }
 };
 
 // A program on one set of devices. The hosts compare these before they sum.
@@ -84,8 +71,8 @@ class Collective {
   virtual uint32_t world_size() const = 0;
   // From any thread; never blocks on the network. After a failure `done` is called with it at once.
   virtual void Start(Sum sum) = 0;
-  // Tells that so many elements of a sum, which was started with fewer, can be read now. May be called from any thread,
-  // but for one sum by one thread at a time. Ignored if the sum is over.
+  // Tells that so many elements can be read now of a sum that was started with fewer: Sum::pieces. May be called from
+  // any thread, but for one sum by one thread at a time. Ignored if the sum is over.
   virtual void Ready(const SumKey&, uint64_t /*elements*/) {}
   // Fails all sums, now and later. The first failure wins.
   virtual void Fail(const Failure&) {}

@@ -3,7 +3,6 @@
 #ifndef XLA_FFI_HOST_SUMS_SUM_PASS_H_
 #define XLA_FFI_HOST_SUMS_SUM_PASS_H_
 
-#include <algorithm>
 #include <cassert>
 #include <cstdint>
 #include <memory>
@@ -44,7 +43,7 @@ class SumPass {
   SumPass& operator=(const SumPass&) = delete;
 
   // Describes what this pass adds up: the caller's elements, or their classes.
-  const SumShape& shape() const { return *shape_; }
+  const SumSpec& spec() const { return *spec_; }
   const SumPlan& plan() const { return *plan_; }
   const SumKey& key() const { return key_; }
   uint32_t pass() const { return pass_; }
@@ -67,21 +66,19 @@ class SumPass {
   // Counts that a placed segment has all its results. Returns whether it was the last one of this pass.
   bool OnSegmentDone(uint32_t segment) {
     assert(segments_done_ < segments_placed_);
-    TellWritten(segment);
+    OnResultsOf(segment);
     return ++segments_done_ == plan_->segment_count();
   }
 
   // Once all segments are done: the pass that must follow on all ranks, or null if the sum is complete.
   virtual std::unique_ptr<SumPass> NextPass(const PlanLimits& limits) const = 0;
   // Bytes of one device's elements, as the caller has them.
-  uint64_t tensor_bytes() const { return buffers_->sum().shape->bytes(); }
+  uint64_t tensor_bytes() const { return buffers_->sum().spec->bytes(); }
   // Calls the caller's `done`.
   void Finish(const Failure* failure) const { buffers_->sum().done(failure); }
 
   // Can the elements of a segment be read? Can those of the segment that is placed next, if any is left?
-  bool IsReady(const Segment& segment) const {
-    return ready_elements_ == kAllElements || EndOf(segment) <= ready_elements_;
-  }
+  virtual bool IsReady(const Segment&) const { return true; }
   bool IsNextReady() const { return segments_left() > 0 && IsReady(plan_->segment(segments_placed_)); }
 
   // The segment that is placed next, if any is left.
@@ -89,21 +86,16 @@ class SumPass {
   uint32_t segments_left() const { return plan_->segment_count() - segments_placed_; }
 
  protected:
-  SumPass(const SumKey& key, uint32_t pass, std::shared_ptr<const SumShape> shape, std::shared_ptr<const SumPlan> plan,
-          std::shared_ptr<const SumBuffers> buffers, uint64_t ready_elements, int64_t started_us)
+  SumPass(const SumKey& key, uint32_t pass, std::shared_ptr<const SumSpec> spec, std::shared_ptr<const SumPlan> plan,
+          std::shared_ptr<const SumBuffers> buffers, int64_t started_us)
       : key_(key),
         pass_(pass),
-        shape_(std::move(shape)),
+        spec_(std::move(spec)),
         plan_(std::move(plan)),
         buffers_(std::move(buffers)),
-        started_us_(started_us),
-        ready_elements_(ready_elements) {}
+        started_us_(started_us) {}
 
   const std::shared_ptr<const SumBuffers>& buffers() const { return buffers_; }
-  // Elements before the end of a segment.
-  uint64_t EndOf(const Segment& segment) const {
-    return plan_->ElementsBefore(segment.first_cell + segment.cell_count);
-  }
 
  private:
   friend class SumsInFlight;  // it finds sums by the members below, so nobody else changes them
@@ -112,7 +104,6 @@ class SumPass {
     uint64_t placed_before = 0;  // segments of other sums that had been placed when this sum was issued
   };
   void OnIssued(const Turn& turn) { turn_ = turn; }
-  void OnReady(uint64_t elements) { ready_elements_ = std::max(ready_elements_, elements); }
   void OnSegmentPlaced() {
     assert(segments_left() > 0);
     ++segments_placed_;
@@ -122,17 +113,17 @@ class SumPass {
     --segments_placed_;
   }
 
-  // Tells the caller, if it asked, which results are final now that this segment has its own.
-  virtual void TellWritten(uint32_t /*segment*/) {}
+  // For sums that go on piece by piece (piecewise_pass.h): more elements can be read; a segment has its results.
+  virtual void OnReady(uint64_t /*elements*/) {}
+  virtual void OnResultsOf(uint32_t /*segment*/) {}
 
   const SumKey key_;
   const uint32_t pass_;
-  const std::shared_ptr<const SumShape> shape_;
+  const std::shared_ptr<const SumSpec> spec_;
   const std::shared_ptr<const SumPlan> plan_;
   const std::shared_ptr<const SumBuffers> buffers_;
   const int64_t started_us_;
   Turn turn_;
-  uint64_t ready_elements_;
   uint32_t segments_placed_ = 0;
   uint32_t segments_done_ = 0;
 };

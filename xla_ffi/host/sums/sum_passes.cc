@@ -10,6 +10,7 @@
 #include "host/numbers/float_mode.h"
 #include "host/numbers/precise_lanes.h"
 #include "host/numbers/residuals.h"
+#include "host/sums/piecewise_pass.h"
 #include "wire/header.h"
 #include "wire/lanes.h"
 #include "wire/sip_hash.h"
@@ -19,11 +20,11 @@ namespace {
 
 using Classes = std::array<uint32_t, kMaxBlockElements>;  // a run is no longer than a block
 
-SumShape ShapeOfClasses(const SumShape& of_elements, const std::map<uint64_t, uint64_t>& flagged) {
-  SumShape shape{
+SumSpec SpecOfClasses(const SumSpec& of_elements, const std::map<uint64_t, uint64_t>& flagged) {
+  SumSpec spec{
       .site_name = of_elements.site_name + " (NaN and infinities)", .dtype = DType::kUint32, .leaf_elements = {}};
-  for (const auto& [cell, end] : flagged) shape.leaf_elements.push_back(end - cell);
-  return shape;
+  for (const auto& [cell, end] : flagged) spec.leaf_elements.push_back(end - cell);
+  return spec;
 }
 
 }  // namespace
@@ -36,12 +37,16 @@ uint64_t RoundingKey(const Rank& rank, const SumKey& sum) {
 
 ElementPass::ElementPass(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us)
     : ElementPass(
-          std::make_shared<SumBuffers>(std::move(sum), std::make_shared<SumPlan>(*sum.shape, limits, rank.world_size)),
+          std::make_shared<SumBuffers>(std::move(sum), std::make_shared<SumPlan>(*sum.spec, limits, rank.world_size)),
           rank, started_us) {}
 
+std::unique_ptr<ElementPass> ElementPass::Of(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us) {
+  if (sum.pieces) return std::make_unique<PiecewisePass>(std::move(sum), limits, rank, started_us);
+  return std::make_unique<ElementPass>(std::move(sum), limits, rank, started_us);
+}
+
 ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us)
-    : SumPass(buffers->sum().key, /*pass=*/0, buffers->sum().shape, buffers->plan(), buffers,
-              buffers->sum().ready_elements, started_us),
+    : SumPass(buffers->sum().key, /*pass=*/0, buffers->sum().spec, buffers->plan(), buffers, started_us),
       rounding_key_(RoundingKey(rank, buffers->sum().key)) {}
 
 std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
@@ -49,9 +54,9 @@ std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
   if (plan().format().precise) {  // its only segment
     elements_.clear();
     elements_.reserve(segment.cell_count);
-    for (uint32_t leaf = 0; leaf < shape().leaf_elements.size(); ++leaf) {
-      const ElementRun all{leaf, 0, static_cast<uint32_t>(shape().leaf_elements[leaf]), 0, 0};
-      AppendHostElements(shape().dtype, buffers()->InputsAt(all), all.count, elements_);
+    for (uint32_t leaf = 0; leaf < spec().leaf_elements.size(); ++leaf) {
+      const ElementRun all{leaf, 0, static_cast<uint32_t>(spec().leaf_elements[leaf]), 0, 0};
+      AppendHostElements(spec().dtype, buffers()->InputsAt(all), all.count, elements_);
     }
     plan().ForEachRun(0, segment.cell_count, [&](const ElementRun& run) {
       exponents[run.block] = PreciseExponent(ElementsAt(run.offset, run.count));
@@ -70,7 +75,7 @@ bool ElementPass::IsExactAt(const Segment& segment, std::span<const int32_t> exp
   bool exact = true;
   plan().ForEachRun(0, segment.cell_count, [&](const ElementRun& run) {
     const std::span<const double> elements = ElementsAt(run.offset, run.count);
-    exact = exact && ArePreciselyExact(shape().dtype, headroom_bits, elements, exponents[run.block]);
+    exact = exact && ArePreciselyExact(spec().dtype, headroom_bits, elements, exponents[run.block]);
   });
   return exact;
 }
@@ -85,7 +90,7 @@ uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<co
     uint8_t* const at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
     flags |=
         plan().format().precise && exponent != kMovedBits
-            ? EncodePrecise(shape().dtype, headroom_bits, ElementsAt(range.first + run.offset, run.count), exponent, at)
+            ? EncodePrecise(spec().dtype, headroom_bits, ElementsAt(range.first + run.offset, run.count), exponent, at)
             : EncodeRun(run, exponent, at);
   });
   return flags;
@@ -93,7 +98,7 @@ uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<co
 
 uint8_t ElementPass::EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const {
   const std::span<const void* const> inputs = buffers()->InputsAt(run);
-  if (shape().op != Op::kMax) return EncodeLanes(plan().format(), inputs, run.count, exponent, lanes, RoundingOf(run));
+  if (spec().op != Op::kMax) return EncodeLanes(plan().format(), inputs, run.count, exponent, lanes, RoundingOf(run));
   EncodeMaxima(inputs, run.count, lanes);
   return 0;
 }
@@ -103,7 +108,7 @@ uint8_t ElementPass::EncodeRun(const ElementRun& run, int32_t exponent, uint8_t*
 void ElementPass::KeepResiduals(const ElementRun& run, int32_t exponent) const {
   // Moved bits lose nothing but what rounding to the dtype would lose afterwards, which is no residual anywhere else.
   if (exponent == kMovedBits) {
-    const size_t bytes = run.count * SizeOf(shape().dtype);
+    const size_t bytes = run.count * SizeOf(spec().dtype);
     for (void* residual : buffers()->ResidualsAt(run)) std::memset(residual, 0, bytes);
     return;
   }
@@ -125,12 +130,12 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
     if (flags != 0 && !marked) NoteMoved(run.block);
     // The result may overwrite the input, so this host's classes and residuals are made before.
     Classes classes;
-    if (marked) ClassifyElements(shape().dtype, buffers()->InputsAt(run), run.count, classes.data());
+    if (marked) ClassifyElements(spec().dtype, buffers()->InputsAt(run), run.count, classes.data());
     if (!buffers()->sum().residuals.empty()) KeepResiduals(run, exponent);
     const uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
     const std::span<void* const> outputs = buffers()->OutputsAt(run);
     DecodeLanes(plan().format(), at, run.count, exponent, outputs);
-    if (marked) MarkClasses(shape().dtype, {classes.data(), run.count}, outputs[0]);
+    if (marked) MarkClasses(spec().dtype, {classes.data(), run.count}, outputs[0]);
   });
 }
 
@@ -138,7 +143,7 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
 void ElementPass::DecodePreciseChunk(const ChunkRange& range, const Segment& segment,
                                      std::span<const int32_t> exponents, const uint8_t* lanes) {
   const DefaultFloatMode mode;
-  const size_t size = SizeOf(shape().dtype);
+  const size_t size = SizeOf(spec().dtype);
   std::array<uint8_t, 4 * wire::kMaxLanes> results;  // an element is no longer than its lanes
   ElementRun of_leaf{};
   const auto hand_out = [&] {
@@ -161,7 +166,7 @@ void ElementPass::DecodePreciseChunk(const ChunkRange& range, const Segment& seg
     if (exponent == kMovedBits) {
       DecodeLanes(plan().format(), at, run.count, exponent, {&result, 1});
     } else {
-      DecodePrecise(shape().dtype, HeadroomBits(plan().format().world_size), at, run.count, exponent, result);
+      DecodePrecise(spec().dtype, HeadroomBits(plan().format().world_size), at, run.count, exponent, result);
     }
   });
   hand_out();
@@ -188,17 +193,8 @@ void ElementPass::Flag(const ChunkRange& range) {
   }
 }
 
-// From the first flagged chunk on, the second pass will change elements again.
-void ElementPass::TellWritten(uint32_t segment) {
-  if (!buffers()->sum().written) return;
-  done_beyond_.insert(segment);
-  for (; !done_beyond_.empty() && *done_beyond_.begin() == first_not_done_; ++first_not_done_) {
-    done_beyond_.erase(done_beyond_.begin());
-  }
-  if (first_not_done_ == 0) return;
-  uint64_t elements = EndOf(plan().segment(first_not_done_ - 1));
-  if (!flagged_.empty()) elements = std::min(elements, plan().ElementsBefore(flagged_.begin()->first));
-  if (elements > elements_written_) buffers()->sum().written(elements_written_ = elements);
+uint64_t ElementPass::elements_before_flagged() const {
+  return flagged_.empty() ? UINT64_MAX : plan().ElementsBefore(flagged_.begin()->first);
 }
 
 std::unique_ptr<SumPass> ElementPass::NextPass(const PlanLimits& limits) const {
@@ -209,14 +205,14 @@ std::unique_ptr<SumPass> ElementPass::NextPass(const PlanLimits& limits) const {
 
 ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumBuffers> buffers,
                      const std::map<uint64_t, uint64_t>& flagged, std::vector<bool> moved, const PlanLimits& limits)
-    : ClassPass(first, std::make_shared<SumShape>(ShapeOfClasses(first.shape(), flagged)), std::move(buffers), flagged,
+    : ClassPass(first, std::make_shared<SumSpec>(SpecOfClasses(first.spec(), flagged)), std::move(buffers), flagged,
                 std::move(moved), limits) {}
 
-ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumShape> shape,
+ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumSpec> spec,
                      std::shared_ptr<const SumBuffers> buffers, const std::map<uint64_t, uint64_t>& flagged,
                      std::vector<bool> moved, const PlanLimits& limits)
-    : SumPass(first.key(), /*pass=*/1, shape, std::make_shared<SumPlan>(*shape, limits, /*world_size=*/1),
-              std::move(buffers), kAllElements, first.started_us()),
+    : SumPass(first.key(), /*pass=*/1, spec, std::make_shared<SumPlan>(*spec, limits, /*world_size=*/1),
+              std::move(buffers), first.started_us()),
       moved_(std::move(moved)) {
   for (const auto& [cell, end] : flagged) stretches_.push_back(cell);
 }
@@ -226,7 +222,7 @@ uint8_t ClassPass::Encode(const Segment& segment, uint32_t chunk, std::span<cons
   std::fill_n(lanes, 4 * size_t{range.count}, uint8_t{0});  // for the cells that hold no element
   ForEachFlaggedRun(range, [&](const ElementRun& run, uint32_t offset) {
     Classes classes;
-    ReadClasses(buffers()->sum().shape->dtype, buffers()->OutputsAt(run)[0], run.count, classes.data());
+    ReadClasses(buffers()->sum().spec->dtype, buffers()->OutputsAt(run)[0], run.count, classes.data());
     for (uint32_t i = 0; i < run.count; ++i) wire::StoreLane(lanes, offset + i, classes[i]);
   });
   return 0;
@@ -237,7 +233,7 @@ void ClassPass::Decode(const Segment& segment, uint32_t chunk, std::span<const i
   ForEachFlaggedRun(plan().DataRange(segment, chunk), [&](const ElementRun& run, uint32_t offset) {
     Classes classes;
     for (uint32_t i = 0; i < run.count; ++i) classes[i] = wire::LoadLane(lanes, offset + i);
-    ApplyClasses(buffers()->sum().shape->dtype, {classes.data(), run.count}, buffers()->OutputsAt(run));
+    ApplyClasses(buffers()->sum().spec->dtype, {classes.data(), run.count}, buffers()->OutputsAt(run));
   });
 }
 

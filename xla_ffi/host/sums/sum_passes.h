@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <set>
 #include <span>
 #include <vector>
 
@@ -20,11 +19,13 @@ namespace passing {
 uint64_t RoundingKey(const Rank& rank, const SumKey& sum);
 
 // The first pass: the elements themselves. Those that aren't finite travel as zeros, and flag their chunks.
-class ElementPass final : public SumPass {
+class ElementPass : public SumPass {
  public:
   ElementPass(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us);
+  // Returns the first pass of a sum of any kind.
+  static std::unique_ptr<ElementPass> Of(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us);
 
-  bool lanes_may_wrap() const override { return !IsFloat(shape().dtype); }  // floats have headroom
+  bool lanes_may_wrap() const override { return !IsFloat(spec().dtype); }  // floats have headroom
   std::vector<int32_t> Exponents(const Segment& segment) const override;
   bool IsExactAt(const Segment& segment, std::span<const int32_t> exponents) const override;
   uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
@@ -33,9 +34,12 @@ class ElementPass final : public SumPass {
               uint8_t flags) override;
   std::unique_ptr<SumPass> NextPass(const PlanLimits& limits) const override;
 
+ protected:
+  // Elements before the first that the second pass will change; all, if there is none until now.
+  uint64_t elements_before_flagged() const;
+
  private:
   ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us);
-  void TellWritten(uint32_t segment) override;
   // Names the random bits of a run.
   Rounding RoundingOf(const ElementRun& run) const {
     return {.to_nearest = !buffers()->sum().residuals.empty(),
@@ -61,10 +65,6 @@ class ElementPass final : public SumPass {
   // elements themselves (MarkClasses): all of a sum may be flagged, and the memory beyond the caller's is bounded.
   std::map<uint64_t, uint64_t> flagged_;
   std::vector<bool> moved_;  // by block: one that is moved has no marks of classes. Empty unless a chunk was flagged
-  // Where the caller asks what is written: all segments before `first_not_done_` are done, and these beyond it.
-  uint32_t first_not_done_ = 0;
-  std::set<uint32_t> done_beyond_;
-  uint64_t elements_written_ = 0;  // as the caller was told
 };
 
 // The second pass: class counters (element_classes.h) of the elements in all flagged chunks. All ranks see the same
@@ -86,7 +86,7 @@ class ClassPass final : public SumPass {
   std::unique_ptr<SumPass> NextPass(const PlanLimits&) const override { return nullptr; }
 
  private:
-  ClassPass(const SumPass& first, std::shared_ptr<const SumShape> shape, std::shared_ptr<const SumBuffers> buffers,
+  ClassPass(const SumPass& first, std::shared_ptr<const SumSpec> spec, std::shared_ptr<const SumBuffers> buffers,
             const std::map<uint64_t, uint64_t>& flagged, std::vector<bool> moved, const PlanLimits& limits);
   // Calls f(run of the caller's elements, its offset in the chunk) for each run in `range`, but for moved ones.
   template <typename F>

@@ -10,31 +10,31 @@ constexpr uint32_t kMaxGuessedChunks = 4;
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 // It depends on the shape alone, as results do.
-WireFormat FormatOf(const SumShape& shape, uint32_t world_size) {
-  WireFormat format{.dtype = shape.dtype, .wire = shape.wire, .world_size = world_size};
-  if (!IsFloat(shape.dtype)) return format;
+WireFormat FormatOf(const SumSpec& spec, uint32_t world_size) {
+  WireFormat format{.dtype = spec.dtype, .wire = spec.wire_dtype, .world_size = world_size};
+  if (!IsFloat(spec.dtype)) return format;
   format.precise = true;
-  format.precise = shape.elements() <= kPreciseLanesOfSum / LaneGroupOf(format).lanes;
+  format.precise = spec.elements() <= kPreciseLanesOfSum / LaneGroupOf(format).lanes;
   return format;
 }
 
 }  // namespace
 
-SumPlan::SumPlan(const SumShape& shape, const PlanLimits& limits, uint32_t world_size)
+SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_size)
     : limits_(limits),
-      format_(FormatOf(shape, world_size)),
+      format_(FormatOf(spec, world_size)),
       group_(LaneGroupOf(format_)),
       cells_per_chunk_(limits.lanes_per_chunk / group_.lanes * group_.elements) {
   const uint32_t per_block = format_.is_narrow() ? 1 : kNumbersPerBlock;
   const uint32_t numbers_per_chunk = limits.lanes_per_chunk / limits.lanes_per_exponent;
   assert(cells_per_chunk_ > 0 && numbers_per_chunk >= per_block);
-  assert(shape.op == Op::kSum || shape.dtype == DType::kInt32);  // other dtypes' lanes don't compare as their elements
+  assert(spec.op == Op::kSum || spec.dtype == DType::kInt32);  // other dtypes' lanes don't compare as their elements
   // A block ends with a lane, unless its leaf ends (BlockElements).
   const auto cells = [&](uint64_t elements) { return CeilDiv(elements, group_.elements) * group_.elements; };
   leaf_starts_.push_back(0);
   leaf_firsts_.push_back(0);
   leaf_blocks_.push_back(0);
-  for (uint64_t elements : shape.leaf_elements) {
+  for (uint64_t elements : spec.leaf_elements) {
     assert(elements > 0);
     leaf_starts_.push_back(leaf_starts_.back() + cells(elements));
     leaf_firsts_.push_back(leaf_firsts_.back() + elements);
@@ -49,7 +49,7 @@ SumPlan::SumPlan(const SumShape& shape, const PlanLimits& limits, uint32_t world
     segment.data_chunks = static_cast<uint32_t>(CeilDiv(segment.cell_count, cells_per_chunk_));
     segments_.push_back(segment);
   };
-  if (!IsFloat(shape.dtype)) {
+  if (!IsFloat(spec.dtype)) {
     for (uint64_t first = 0; first < total; first += capacity) {
       close({.first_cell = first, .cell_count = static_cast<uint32_t>(std::min<uint64_t>(capacity, total - first))});
     }

@@ -81,7 +81,7 @@ struct ChunkRange {
 
 class SumPlan {
  public:
-  SumPlan(const SumShape& shape, const PlanLimits& limits, uint32_t world_size);
+  SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_size);
 
   uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   const Segment& segment(uint32_t index) const { return segments_[index]; }

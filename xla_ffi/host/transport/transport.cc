@@ -32,7 +32,7 @@ Transport::~Transport() { Close(); }
 // ---------------------------------------------------------------- what callers do, on their threads
 
 void Transport::Start(Sum sum) {
-  const bool small = sum.shape->bytes() <= kSendByCallerBytes;
+  const bool small = sum.spec->bytes() <= kSendByCallerBytes;
   {
     std::unique_lock lock(mutex_);
     if (over()) {

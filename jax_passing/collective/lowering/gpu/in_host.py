@@ -17,7 +17,6 @@ from jax.interpreters import mlir
 
 from jax_passing._compat import jax_collectives, named_axes
 from jax_passing.collective.axes import Axes
-from jax_passing.collective.lowering.placement import Placement
 
 WORTH_BYTES = 2 << 20
 """How much a GPU must be spared on its link to the host, both ways together: at 25 to 50 GB/s (PCIe 4 and 5) it takes
@@ -67,7 +66,7 @@ class Slices(NamedTuple):
 
 def slices(
     axes: Axes,
-    placement: Placement,
+    local_member_count: int,
     processes: np.ndarray,
     groups: np.ndarray,
     members: np.ndarray,
@@ -79,25 +78,23 @@ def slices(
 
     Args:
       axes, op: of the sum.
-      placement: over which it goes.
+      local_member_count: how many of this host's devices add up, each for itself.
       processes, groups, members: int[device], of the devices of the mesh.
       elements: of the leaves of one device.
       dtype: theirs.
     """
-    if placement.local_member_count == 1 or placement.replica_count > 1:
-        return None
     rows = np.zeros((groups.max() + 1, members.max() + 1), np.int64)  # process of (group, member)
     rows[groups, members] = processes
     parts = [np.flatnonzero(rows[0] == process).tolist() for process in dict.fromkeys(rows[0].tolist())]
-    if (rows != rows[0]).any() or {len(part) for part in parts} != {placement.local_member_count}:
+    if (rows != rows[0]).any() or {len(part) for part in parts} != {local_member_count}:
         return None  # XLA's groups of members are the same everywhere, and of one size
     numbers = {member: number for part in parts for number, member in enumerate(part)}
     found = Slices(
         axes,
         parts if len(parts) > 1 else None,
-        placement.local_member_count,
+        local_member_count,
         np.array([numbers[member] for member in members.tolist()], np.int64),
-        -(-elements // placement.local_member_count),
+        -(-elements // local_member_count),
         dtype,
         op,
     )

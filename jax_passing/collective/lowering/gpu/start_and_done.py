@@ -9,7 +9,6 @@ them are done; the rendezvous sees to it.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +17,14 @@ import numpy as np
 from jax.interpreters import mlir
 
 from jax_passing._compat import meshes
-from jax_passing.collective.axes import Axes
 from jax_passing.collective.lowering.gpu import in_host
 from jax_passing.collective.lowering.gpu.early_starts import start_early
-from jax_passing.collective.lowering.hosts_sum import HostsSum, rule
+from jax_passing.collective.lowering.gpu.gpu_spec import ANY_DEVICE, GpuSpec
+from jax_passing.collective.lowering.gpu.started_sums import StartedSums
+from jax_passing.collective.lowering.hosts_sum import has_side_effect, rule
 from jax_passing.collective.lowering.order import INT32, BlockOrder, Turn
-from jax_passing.collective.naming.sum_spec import ANY_DEVICE, SumSpec
+from jax_passing.collective.naming.sites import Site
+from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime.handlers import register_ffi
 from jax_passing.errors import ConfigError
 
@@ -32,51 +33,54 @@ _GATE = 1  # which operand of a done call says when it may block
 
 
 def _emit(
-    ctx: mlir.LoweringRuleContext, total: HostsSum, leaves: Sequence[Any], turn: Turn
+    ctx: mlir.LoweringRuleContext, site: Site, spec: SumSpec, leaves: Sequence[Any], turn: Turn
 ) -> tuple[Any, Sequence[Any]]:
     register_ffi()
-    roles = device_roles(total.mesh, total.axes, total.spans, total.site.location)
-    slices = None if total.residuals else _slices(total, roles)  # who has a slice doesn't have a device's elements
-    spec = replace(
-        total.spec,
-        on_gpu=True,
-        overlap_group=turn.overlap_group,
+    roles = _device_roles(ctx, site, spec)
+    # Who has a slice doesn't have a device's elements, of which there are residuals.
+    slices = None if site.residuals else _slices(ctx, site, spec, roles)
+    started = StartedSums.of(ctx)
+    gpu = GpuSpec(
+        overlap_group=started.overlap_group(turn, spec.site),
         slice_elements=0 if slices is None else slices.elements,
-        residuals=total.residuals,
         gpus=_ints(roles.gpus),
-        gpu_groups=_ints(roles.groups),
-        gpu_members=_ints(roles.members),
-        gpu_slices=_ints(np.zeros_like(roles.gpus) if slices is None else slices.numbers),
+        groups=_ints(roles.groups),
+        members=_ints(roles.members),
+        slices=_ints(np.zeros_like(roles.gpus) if slices is None else slices.numbers),
     )
-    if slices is None:
-        own = ctx.replace(avals_in=total.avals_out, avals_out=total.avals_out)
-        kept = total.avals_out[len(leaves) :]
-        memory = [mlir.ir_constant(np.broadcast_to(np.zeros((), aval.dtype), aval.shape)) for aval in kept]
-        return _start_and_done(own, turn.before, [*leaves, *memory], spec, total.has_side_effect)
-    own = ctx.replace(avals_in=[slices.aval], avals_out=[slices.aval])
-    given = in_host.scatter(ctx, slices, total.avals, leaves)
-    after, (summed,) = _start_and_done(own, turn.before, [given], spec, total.has_side_effect)
-    return after, in_host.gather(ctx, slices, total.avals, summed)
+    given: Sequence[Any] = leaves
+    avals: list[Any] = list(ctx.avals_in)
+    if slices is not None:
+        given, avals = [in_host.scatter(ctx, slices, ctx.avals_in, leaves)], [slices.aval]
+    elif site.residuals:
+        zeros = [mlir.ir_constant(np.broadcast_to(np.zeros((), aval.dtype), aval.shape)) for aval in avals]
+        given, avals = [*leaves, *zeros], [*avals, *avals]
+    token, sums = _start_and_done(ctx, turn.before, avals, given, spec, gpu)
+    started.add(site, token)
+    return token, sums if slices is None else in_host.gather(ctx, slices, ctx.avals_in, sums[0])
 
 
-lower_on_gpu = rule(_emit, on_gpu=True)
+lower_on_gpu = rule(_emit)
 """JAX's rule for the primitive on GPU."""
 
 
-def _slices(total: HostsSum, roles: "DeviceRoles") -> in_host.Slices | None:
+def _slices(ctx: mlir.LoweringRuleContext, site: Site, spec: SumSpec, roles: "DeviceRoles") -> in_host.Slices | None:
     """Returns how this host's devices add up their elements before the sum over the hosts, if they are to."""
-    if not total.mesh.all_manual or total.spec.flat or total.spec.conditional:
+    mesh = meshes.lowering_mesh(ctx)
+    if not mesh.all_manual or spec.flat or spec.conditional:
         return None  # NCCL would wait for ever for a device that doesn't come to a loop or branch
-    devices = total.mesh.devices
+    if spec.local_member_count == 1 or spec.replica_count > 1:
+        return None
+    processes = np.array([device.process_index for device in mesh.devices]) if mesh.devices else 0 * roles.groups
     return in_host.slices(
-        total.axes,
-        total.placement,
-        np.array([device.process_index for device in devices]) if devices else np.zeros_like(roles.groups),
+        site.axes,
+        spec.local_member_count,
+        processes,
         roles.groups,
         roles.members,
-        sum(total.spec.leaf_elements),
-        jnp.dtype(total.spec.dtype),
-        total.spec.op,
+        sum(spec.leaf_elements),
+        jnp.dtype(spec.dtype),
+        spec.op,
     )
 
 
@@ -85,23 +89,23 @@ def _ints(numbers: np.ndarray) -> tuple[int, ...]:
 
 
 def _start_and_done(
-    ctx: mlir.LoweringRuleContext, before: Any, leaves: Sequence[Any], spec: SumSpec, has_side_effect: bool
+    ctx: mlir.LoweringRuleContext, before: Any, avals: list[Any], leaves: Sequence[Any], spec: SumSpec, gpu: GpuSpec
 ) -> tuple[Any, list[Any]]:
-    """Lowers a sum of `leaves`, whose types are those of `ctx`: (int32[] that is there when it has started, sums)."""
+    """Lowers a sum of `leaves` of these types: (int32[] that is there when it has started, sums)."""
     count = len(leaves)
     start = jax.ffi.ffi_lowering(
         "passing_psum",
         operand_output_aliases={i + 1: i + 1 for i in range(count)},
-        has_side_effect=has_side_effect,
+        has_side_effect=has_side_effect(ctx),
     )
-    own = ctx.replace(avals_in=[INT32, *ctx.avals_in], avals_out=[INT32, *ctx.avals_in])
-    token, *under_way = start(own, before, *leaves, spec=spec.encode())
+    own = ctx.replace(avals_in=[INT32, *avals], avals_out=[INT32, *avals])
+    token, *under_way = start(own, before, *leaves, spec=spec.encode(), gpu=gpu.encode())
     done = jax.ffi.ffi_lowering(
         _DONE,
         operand_output_aliases={i + 2: i for i in range(count)},
-        has_side_effect=has_side_effect,
+        has_side_effect=has_side_effect(ctx),
     )
-    own = ctx.replace(avals_in=[INT32, INT32, *ctx.avals_in], avals_out=ctx.avals_out)
+    own = ctx.replace(avals_in=[INT32, INT32, *avals], avals_out=avals)
     return token, list(done(own, token, token, *under_way))
 
 
@@ -115,7 +119,7 @@ def finish_behind(
     Args:
       avals: types of `sums`, then of `others`.
     """
-    order = BlockOrder.of(ctx)
+    order, started = BlockOrder.of(ctx), StartedSums.of(ctx)
     given: dict[Any, dict[Any, None]] = {}  # by done call: what makes sums of its results, in order
     last: dict[Any, tuple[Any, Any]] = {}  # by done call: one of these sums, its type
     for value, aval in zip(sums, avals, strict=False):
@@ -129,11 +133,11 @@ def finish_behind(
         return
     if meshes.lowering_mesh(ctx).all_manual:
         adds_up_first = any(len(way) > 1 for way in calls.values())  # what comes behind done gathers the slices
-        start_early(ctx, [token.owner.operation for token in order.take_newest_buckets()], int(adds_up_first))
+        start_early(ctx, [token.owner.operation for token in started.take_newest_buckets()], int(adds_up_first))
     needed = [
-        *order.exchange_held([last[call] for call in calls]),
+        *started.exchange_held([last[call] for call in calls]),
         *zip(others, avals[len(sums) :], strict=True),
-        *((token, INT32) for token in order.take_unawaited()),
+        *((token, INT32) for token in started.take_unawaited(order.last)),
     ]
     own = ctx.replace(primitive=None, avals_in=[aval for _, aval in needed], avals_out=[INT32])
     gate: Any = jax.ffi.ffi_lowering("passing_hold")(own, *(value for value, _ in needed))[0]
@@ -165,7 +169,7 @@ class DeviceRoles(NamedTuple):
     """The roles of a mesh's devices in a sum.
 
     Attributes:
-      gpus: int64[device], the number of each, as SumSpec has it.
+      gpus: int64[device], the number of each, as GpuSpec has it.
       groups, members: int64[device], the group of each, and which member of the group it is.
     """
 
@@ -174,24 +178,18 @@ class DeviceRoles(NamedTuple):
     members: np.ndarray
 
 
-def device_roles(mesh: meshes.LoweringMesh, axes: Axes, spans: bool, location: Any) -> DeviceRoles:
-    """Returns which devices add up: the host can't read the GPU's own index in time.
-
-    Args:
-      mesh: which the program is lowered for.
-      axes: of the sum.
-      spans: whether the mesh spans processes. Else devices count from this process's first, as on all hosts.
-      location: where the sum is called.
-    """
+def _device_roles(ctx: mlir.LoweringRuleContext, site: Site, spec: SumSpec) -> DeviceRoles:
+    """Returns which devices add up: the host can't read the GPU's own index in time."""
+    mesh, axes = meshes.lowering_mesh(ctx), site.axes
     if mesh.device_count == 1 or not mesh.axis_sizes:
         return DeviceRoles(np.array([ANY_DEVICE]), np.zeros(1, np.int64), np.zeros(1, np.int64))
     if mesh.devices is None:
         raise ConfigError(
-            f"the sum at {location} is lowered for {mesh.device_count} GPUs that JAX doesn't name: give jax.shard_map "
-            "its mesh of devices (mesh=jax.make_mesh(...)), not an abstract one."
+            f"the sum at {site.location} is lowered for {mesh.device_count} GPUs that JAX doesn't name: give "
+            "jax.shard_map its mesh of devices (mesh=jax.make_mesh(...)), not an abstract one."
         )
     numbers = [device.id for device in mesh.devices]
-    if not spans:
+    if not spec.devices:  # the mesh lies inside the process: devices count from its first, as on all hosts
         local = sorted(device.id for device in jax.local_devices(backend=mesh.devices[0].platform))
         numbers = [local.index(number) for number in numbers]
     sizes = tuple(mesh.axis_sizes.values())

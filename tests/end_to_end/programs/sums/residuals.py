@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.collective.residuals import psum_with_residuals
+from jax_passing.collective.psum import psum_with_residuals
 from jax_passing.errors import UsageError
 
 WIRE = sys.argv[1]

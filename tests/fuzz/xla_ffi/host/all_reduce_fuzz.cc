@@ -21,13 +21,17 @@ namespace {
 constexpr size_t kSumsMax = 32;
 constexpr size_t kSentMax = 64;  // that a result may come of: the last ones
 
-std::shared_ptr<const SumShape> Shape(DType dtype, std::vector<uint64_t> leaves, uint32_t devices = 1,
-                                      Op op = Op::kSum) {
-  return std::make_shared<SumShape>(SumShape{"a name", dtype, std::move(leaves), devices, op});
+std::shared_ptr<const SumSpec> Shape(DType dtype, std::vector<uint64_t> leaves, uint32_t devices = 1,
+                                     Op op = Op::kSum) {
+  return std::make_shared<SumSpec>(SumSpec{.site_name = "a name",
+                                           .dtype = dtype,
+                                           .leaf_elements = std::move(leaves),
+                                           .local_member_count = devices,
+                                           .op = op});
 }
 
 // One a site. The last has two segments.
-const std::shared_ptr<const SumShape> kShapes[] = {
+const std::shared_ptr<const SumSpec> kShapes[] = {
     Shape(DType::kFloat32, {5}),          Shape(DType::kFloat32, {300, 7}, 2), Shape(DType::kInt32, {40}),
     Shape(DType::kBFloat16, {700, 1, 3}), Shape(DType::kFloat64, {30}),        Shape(DType::kInt32, {90}, 1, Op::kMax),
     Shape(DType::kUint8, {33}, 2),        Shape(DType::kFloat16, {64, 64}),    Shape(DType::kInt64, {1}),
@@ -75,9 +79,9 @@ class Target {
     Call& call = sums_.emplace_back();
     call.shape = kShapes[site];
     call.key = {.site = site, .execution = executions_[site]++};
-    Sum sum{.key = call.key, .shape = call.shape, .inputs = {}, .outputs = {}};
+    Sum sum{.key = call.key, .spec = call.shape, .inputs = {}, .outputs = {}};
     const uint8_t pattern = input.Byte();
-    for (uint32_t device = 0; device < call.shape->device_count; ++device) {
+    for (uint32_t device = 0; device < call.shape->local_member_count; ++device) {
       for (const uint64_t elements : call.shape->leaf_elements) {
         // NaN, infinities and all sizes of numbers, too.
         call.buffers.emplace_back(elements * SizeOf(call.shape->dtype), pattern);
@@ -175,7 +179,7 @@ class Target {
   }
 
   struct Call {
-    std::shared_ptr<const SumShape> shape;
+    std::shared_ptr<const SumSpec> shape;
     SumKey key;
     std::deque<std::vector<uint8_t>> buffers;
     int done = 0;

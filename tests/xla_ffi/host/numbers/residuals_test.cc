@@ -86,8 +86,8 @@ TEST(Residuals, andSumsAreWhatAllRanksGave) {
     options.world_size = kRanks;
     options.faults = {.loss = 0.01, .delay_us = 20};
     Cluster cluster(1, options);
-    const auto shape = std::make_shared<SumShape>(
-        SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements, 7}, .device_count = kDevices});
+    const auto shape = std::make_shared<SumSpec>(SumSpec{
+        .site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements, 7}, .local_member_count = kDevices});
     std::mt19937_64 random(2);
     std::vector<std::vector<float>> buffers, kept;  // by rank, device and leaf
     for (uint32_t i = 0; i < kRanks * kDevices; ++i) {
@@ -105,7 +105,7 @@ TEST(Residuals, andSumsAreWhatAllRanksGave) {
     const std::vector<std::vector<float>> given = buffers;
     uint32_t done = 0;
     for (uint32_t rank = 0; rank < kRanks; ++rank) {
-      Sum sum{.key = {}, .shape = shape, .inputs = {}, .outputs = {}};
+      Sum sum{.key = {}, .spec = shape, .inputs = {}, .outputs = {}};
       for (size_t i = 0; i < 2 * kDevices; ++i) {
         sum.inputs.push_back(buffers[rank * 2 * kDevices + i].data());
         sum.outputs.push_back(buffers[rank * 2 * kDevices + i].data());

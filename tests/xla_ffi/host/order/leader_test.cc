@@ -13,13 +13,13 @@ namespace {
 // Rank 0's order and sums: sums of int32, whose segments all have as many chunks.
 class LeaderTest : public testing::Test {
  protected:
-  SumPass& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0, uint64_t ready = kAllElements) {
-    auto shape = std::make_shared<SumShape>(
-        SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
-    Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
-    sum.ready_elements = ready;
-    return sums_.Add(std::make_unique<ElementPass>(std::move(sum), PlanLimits{.lanes_per_chunk = 256, .window = 1024},
-                                                   Rank{.world_size = 2}, /*started_us=*/0));
+  SumPass& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0, uint64_t ready = UINT64_MAX) {
+    auto shape = std::make_shared<SumSpec>(
+        SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
+    Sum sum{.key = {.site = site, .execution = execution}, .spec = std::move(shape), .inputs = {}, .outputs = {}};
+    sum.pieces.emplace().ready_elements = ready;
+    return sums_.Add(ElementPass::Of(std::move(sum), PlanLimits{.lanes_per_chunk = 256, .window = 1024},
+                                     Rank{.world_size = 2}, /*started_us=*/0));
   }
   void Place(SumPass& sum) {
     std::string announcement;

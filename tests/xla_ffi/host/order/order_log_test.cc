@@ -20,9 +20,9 @@ class OrderLogTest : public testing::Test {
  protected:
   // A sum of int32, whose segments all have kChunks.
   SumPass& Issue(uint64_t site, uint32_t segments) {
-    auto shape = std::make_shared<SumShape>(
-        SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
-    Sum sum{.key = {.site = site}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
+    auto shape = std::make_shared<SumSpec>(
+        SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
+    Sum sum{.key = {.site = site}, .spec = std::move(shape), .inputs = {}, .outputs = {}};
     log_.Issue(std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{.world_size = 2}, /*started_us=*/0));
     return *log_.sums().Find({.site = site});
   }
@@ -79,11 +79,11 @@ TEST_F(OrderLogTest, everyPositionHasItsLine) {
 }
 
 TEST_F(OrderLogTest, linesArePreparedWhenTheirElementsCome) {
-  auto shape = std::make_shared<SumShape>(
-      SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {2 * uint64_t{kSegmentLanes}}});
-  Sum sum{.key = {.site = 1}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
-  sum.ready_elements = kSegmentLanes;
-  log_.Issue(std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{.world_size = 2}, /*started_us=*/0));
+  auto shape = std::make_shared<SumSpec>(
+      SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {2 * uint64_t{kSegmentLanes}}});
+  Sum sum{.key = {.site = 1}, .spec = std::move(shape), .inputs = {}, .outputs = {}};
+  sum.pieces.emplace().ready_elements = kSegmentLanes;
+  log_.Issue(ElementPass::Of(std::move(sum), kLimits, Rank{.world_size = 2}, /*started_us=*/0));
   Issue(2, 1);
   const uint64_t first = Append(1, 0), late = Append(1, 1), other = Append(2, 0);
   EXPECT_TRUE(log_.Prepare(log_.WithIndex(first)));
@@ -159,7 +159,7 @@ TEST_F(OrderLogTest, aSumEndsWithTheLastOfItsLines) {
 
 TEST_F(OrderLogTest, smallSumsGuessTheExponentsThatTheirSiteHadLast) {
   last_exponents_.Remember({.site = 4}, std::vector<int32_t>{5});
-  auto shape = std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {1}});
+  auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {1}});
   const struct {
     uint64_t site;
     float element;
@@ -169,7 +169,7 @@ TEST_F(OrderLogTest, smallSumsGuessTheExponentsThatTheirSiteHadLast) {
                {7, 1000, 10}};                      // too large for that guess: its own exponent
   for (const auto& [site, element, sent_at] : cases) {
     float data = element;
-    Sum sum{.key = {.site = site}, .shape = shape, .inputs = {&data}, .outputs = {&data}};
+    Sum sum{.key = {.site = site}, .spec = shape, .inputs = {&data}, .outputs = {&data}};
     log_.Issue(std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{.world_size = 2}, 0));
     const SumPass* issued = log_.sums().Find({.site = site});
     const Segment& segment = issued->plan().segment(0);

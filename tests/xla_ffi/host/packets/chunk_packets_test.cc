@@ -33,8 +33,8 @@ struct SmallSum {
   SmallSum(DType dtype, std::vector<T> values, uint64_t first_position, Op op = Op::kSum)
       : elements(std::move(values)),
         sum({.key = {},
-             .shape = std::make_shared<SumShape>(
-                 SumShape{.site_name = "x", .dtype = dtype, .leaf_elements = {elements.size()}, .op = op}),
+             .spec = std::make_shared<SumSpec>(
+                 SumSpec{.site_name = "x", .dtype = dtype, .leaf_elements = {elements.size()}, .op = op}),
              .inputs = {elements.data()},
              .outputs = {elements.data()}},
             {.lanes_per_chunk = kJob.lanes_per_chunk, .window = 128}, Rank{.world_size = kJob.world_size},
@@ -137,8 +137,8 @@ TEST(ChunkPackets, anyAlteredBitOfAClassIsSeen) {
     const ChunkPackets packets(job);
     std::vector<float> elements{1, -kInf, 3, kInf};
     Sum sum{.key = {},
-            .shape = std::make_shared<SumShape>(
-                SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}}),
+            .spec = std::make_shared<SumSpec>(
+                SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}}),
             .inputs = {elements.data()},
             .outputs = {elements.data()}};
     auto first = std::make_unique<ElementPass>(std::move(sum), packets.limits(), Rank{}, /*started_us=*/0);

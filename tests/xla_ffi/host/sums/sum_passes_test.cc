@@ -56,10 +56,10 @@ void Pass(SumPass& sum) {
 
 // Sums in place; returns the bytes that were on the heap at most, beside `elements`.
 size_t PeakBytes(std::vector<float>& elements) {
-  const auto shape = std::make_shared<SumShape>(
-      SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
+  const auto shape = std::make_shared<SumSpec>(
+      SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
   const size_t before = peak_bytes = live_bytes;
-  Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
+  Sum sum{.key = {}, .spec = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
   std::unique_ptr<SumPass> active = std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{}, /*started_us=*/0);
   for (; active != nullptr; active = active->NextPass(kLimits)) Pass(*active);
   return peak_bytes - before;
@@ -90,9 +90,9 @@ TEST(SumPasses, movedBlocksBesideNaN) {
   const uint32_t payloads[] = {0x7FC00001, 0x7FC00002, 0x7FC00003, 0xFF812345, 0x80000000, 0x7F800000};
   std::memcpy(&elements[16], payloads, sizeof(payloads));
   elements[40] = NAN;
-  const auto shape = std::make_shared<SumShape>(
-      SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
-  Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
+  const auto shape = std::make_shared<SumSpec>(
+      SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
+  Sum sum{.key = {}, .spec = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
   ElementPass first(std::move(sum), kLimits, Rank{}, /*started_us=*/0);
   ASSERT_EQ(first.plan().BlockElementsOf(0), 16u);
   const Segment& segment = first.plan().segment(0);
@@ -121,13 +121,13 @@ TEST(SumPasses, tellsWhatIsWritten) {
   for (const bool infinite : {false, true}) {
     std::vector<float> elements(5 * kSegment, 1.0f);
     if (infinite) elements[3 * kSegment + kLanes] = HUGE_VALF;
-    const auto shape = std::make_shared<SumShape>(
-        SumShape{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
+    const auto shape = std::make_shared<SumSpec>(
+        SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {elements.size()}});
     std::vector<uint64_t> written;
-    Sum sum{.key = {}, .shape = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
-    sum.written = [&](uint64_t count) { written.push_back(count); };
+    Sum sum{.key = {}, .spec = shape, .inputs = {elements.data()}, .outputs = {elements.data()}};
+    sum.pieces.emplace().written = [&](uint64_t count) { written.push_back(count); };
     SumsInFlight sums;  // which alone may place segments
-    SumPass& active = sums.Add(std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{}, /*started_us=*/0));
+    SumPass& active = sums.Add(ElementPass::Of(std::move(sum), kLimits, Rank{}, /*started_us=*/0));
     Pass(active);
     for (int i = 0; i < 5; ++i) sums.CountPlaced(active);
     for (const uint32_t segment : {1u, 0u, 3u, 4u}) EXPECT_FALSE(active.OnSegmentDone(segment));
@@ -140,10 +140,10 @@ TEST(SumPasses, tellsWhatIsWritten) {
 
 // This host sends the maximum of its devices, and gets back that of all hosts.
 TEST(SumPasses, maximaOfTwoDevices) {
-  const auto shape = std::make_shared<SumShape>(
-      SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {3, 1}, .device_count = 2, .op = Op::kMax});
+  const auto shape = std::make_shared<SumSpec>(SumSpec{
+      .site_name = "x", .dtype = DType::kInt32, .leaf_elements = {3, 1}, .local_member_count = 2, .op = Op::kMax});
   int32_t a[] = {-5, INT32_MIN, 7}, b[] = {-6, INT32_MIN, INT32_MAX}, a_last[] = {-1}, b_last[] = {0};
-  Sum sum{.key = {}, .shape = shape, .inputs = {a, a_last, b, b_last}, .outputs = {a, a_last, b, b_last}};
+  Sum sum{.key = {}, .spec = shape, .inputs = {a, a_last, b, b_last}, .outputs = {a, a_last, b, b_last}};
   ElementPass active(std::move(sum), kLimits, Rank{}, 0);
   const Segment& segment = active.plan().segment(0);
   ASSERT_EQ(segment.chunk_count(), 1u);

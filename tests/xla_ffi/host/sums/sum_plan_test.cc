@@ -8,7 +8,7 @@
 namespace passing {
 namespace {
 
-SumShape Shape(DType dtype, std::vector<uint64_t> leaves) {
+SumSpec Shape(DType dtype, std::vector<uint64_t> leaves) {
   return {.site_name = "test", .dtype = dtype, .leaf_elements = std::move(leaves)};
 }
 
@@ -50,8 +50,8 @@ TEST(SumPlan, noLaneBelongsToTwoLeaves) {
 
 // As where the classes of a narrow wire's elements travel, one a lane, in chunks that end within a leaf's padding.
 TEST(SumPlan, paddingHasNoElements) {
-  SumShape shape = Shape(DType::kFloat32, {1, 9, 1000});
-  shape.wire = Wire::kInt4;
+  SumSpec shape = Shape(DType::kFloat32, {1, 9, 1000});
+  shape.wire_dtype = Wire::kInt4;
   const SumPlan plan(shape, {.lanes_per_chunk = 3, .window = 256}, /*world_size=*/2);
   for (uint64_t first = 0; first < 24; ++first) {
     for (uint64_t end = first + 1; end <= 24; ++end) {
@@ -84,7 +84,7 @@ TEST(SumPlan, integersNeedNoExponents) {
 
 // Maxima are cut as sums are, and need no exponents to be compared.
 TEST(SumPlan, maximaAreOfInt32Alone) {
-  SumShape shape = Shape(DType::kInt32, {50'000, 1});
+  SumSpec shape = Shape(DType::kInt32, {50'000, 1});
   const SumPlan sums(shape, {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2);
   shape.op = Op::kMax;
   const SumPlan maxima(shape, {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2);
@@ -133,8 +133,8 @@ TEST(SumPlan, smallSumsArePreciseWhateverTheirPackets) {
   for (const auto& [elements, precise] : {std::pair{720u, true}, {721u, false}}) {
     for (const uint32_t lanes : {8u, 64u, 360u}) {
       for (const Wire wire : {Wire::kFull, Wire::kInt8}) {
-        SumShape shape = Shape(DType::kFloat32, {elements});
-        shape.wire = wire;
+        SumSpec shape = Shape(DType::kFloat32, {elements});
+        shape.wire_dtype = wire;
         const SumPlan plan(shape, {.lanes_per_chunk = lanes, .window = 256}, /*world_size=*/2);
         EXPECT_EQ(plan.format().precise, precise);
         EXPECT_EQ(plan.format().is_narrow(), !precise && wire == Wire::kInt8);
@@ -171,8 +171,8 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
     for (uint32_t i = 0; i <= random() % 20; ++i) leaves.push_back(1 + random() % (i % 3 == 0 ? 100'000 : 2000));
     const DType dtypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
     const Wire wires[] = {Wire::kFull, Wire::kInt16, Wire::kInt8, Wire::kInt4};
-    SumShape shape = Shape(dtypes[random() % 3], leaves);
-    if (MayBeNarrow(shape.dtype)) shape.wire = wires[random() % 4];
+    SumSpec shape = Shape(dtypes[random() % 3], leaves);
+    if (MayBeNarrow(shape.dtype)) shape.wire_dtype = wires[random() % 4];
     const uint32_t lanes_per_chunk[] = {3, 7, 64, 360};
     const SumPlan plan(shape, {.lanes_per_chunk = lanes_per_chunk[random() % 4], .window = 256}, /*world_size=*/2);
     const uint64_t together = LaneGroupOf(plan.format()).elements;

@@ -17,8 +17,8 @@ constexpr PlanLimits kLimits{.lanes_per_chunk = 256, .window = 1024};
 std::unique_ptr<SumPass> MakeSum(uint64_t site, uint32_t segments, uint32_t execution = 0, int64_t started_us = 0) {
   const uint64_t elements = uint64_t{segments} * kSegmentLanes;
   auto shape =
-      std::make_shared<SumShape>(SumShape{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {elements}});
-  Sum sum{.key = {.site = site, .execution = execution}, .shape = std::move(shape), .inputs = {}, .outputs = {}};
+      std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {elements}});
+  Sum sum{.key = {.site = site, .execution = execution}, .spec = std::move(shape), .inputs = {}, .outputs = {}};
   auto made = std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{.world_size = 2}, started_us);
   EXPECT_EQ(made->plan().segment_count(), segments);
   return made;
@@ -27,9 +27,9 @@ std::unique_ptr<SumPass> MakeSum(uint64_t site, uint32_t segments, uint32_t exec
 TEST(SumsInFlight, placesOnlyWhatIsReady) {
   SumsInFlight sums;
   auto made = MakeSum(1, 2);
-  Sum sum{.key = {.site = 2}, .shape = std::make_shared<SumShape>(made->shape()), .inputs = {}, .outputs = {}};
-  sum.ready_elements = kSegmentLanes - 1;
-  SumPass& late = sums.Add(std::make_unique<ElementPass>(std::move(sum), kLimits, Rank{.world_size = 2}, 0));
+  Sum sum{.key = {.site = 2}, .spec = std::make_shared<SumSpec>(made->spec()), .inputs = {}, .outputs = {}};
+  sum.pieces.emplace().ready_elements = kSegmentLanes - 1;
+  SumPass& late = sums.Add(ElementPass::Of(std::move(sum), kLimits, Rank{.world_size = 2}, 0));
   EXPECT_EQ(sums.ShortestToPlace(), nullptr);
   sums.OnReady(late, kSegmentLanes);
   EXPECT_EQ(sums.ShortestToPlace(), &late);

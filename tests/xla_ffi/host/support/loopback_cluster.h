@@ -38,12 +38,10 @@ class Call {
   }
 
   void Start(Collective& collective) {
-    auto shape = std::make_shared<SumShape>(SumShape{.site_name = "site " + std::to_string(key_.site),
-                                                     .dtype = dtype_,
-                                                     .leaf_elements = {outcome_->values.size()},
-                                                     .device_count = 1});
+    auto shape = std::make_shared<SumSpec>(SumSpec{
+        .site_name = "site " + std::to_string(key_.site), .dtype = dtype_, .leaf_elements = {outcome_->values.size()}});
     collective.Start({.key = key_,
-                      .shape = std::move(shape),
+                      .spec = std::move(shape),
                       .inputs = {outcome_->values.data()},
                       .outputs = {outcome_->values.data()},
                       .done = [outcome = outcome_](const Failure* failure) {

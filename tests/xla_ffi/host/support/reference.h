@@ -23,7 +23,7 @@ using Bytes = std::vector<uint8_t>;
 using HostBuffers = std::vector<Bytes>;  // device-major, as Sum has them
 
 // Makes normally distributed elements of all magnitudes; `special` is the share of NaN and infinities among them.
-inline Bytes RandomLeaf(const SumShape& shape, uint64_t elements, std::mt19937_64& random, double special) {
+inline Bytes RandomLeaf(const SumSpec& shape, uint64_t elements, std::mt19937_64& random, double special) {
   Bytes bytes(elements * SizeOf(shape.dtype));
   std::normal_distribution<> normal;
   std::uniform_real_distribution<> share(0, 1);
@@ -52,37 +52,37 @@ inline Bytes RandomLeaf(const SumShape& shape, uint64_t elements, std::mt19937_6
 }
 
 // Returns the number of elements of one device.
-inline uint64_t ElementsOf(const SumShape& shape) { return shape.bytes() / SizeOf(shape.dtype); }
+inline uint64_t ElementsOf(const SumSpec& shape) { return shape.bytes() / SizeOf(shape.dtype); }
 
 // Calls f(buffer, byte, byte_count) for elements of each device: its leaves end to end, from the `begin`th on.
 template <typename F>
-void ForEachRange(const SumShape& shape, uint64_t begin, uint64_t end, F&& f) {
+void ForEachRange(const SumSpec& shape, uint64_t begin, uint64_t end, F&& f) {
   const size_t size = SizeOf(shape.dtype), leaf_count = shape.leaf_elements.size();
   uint64_t leaf_begin = 0;
   for (size_t leaf = 0; leaf < leaf_count; leaf_begin += shape.leaf_elements[leaf++]) {
     const uint64_t first = std::max(begin, leaf_begin);
     const uint64_t last = std::min(end, leaf_begin + shape.leaf_elements[leaf]);
-    for (uint32_t device = 0; first < last && device < shape.device_count; ++device) {
+    for (uint32_t device = 0; first < last && device < shape.local_member_count; ++device) {
       f(device * leaf_count + leaf, (first - leaf_begin) * size, (last - first) * size);
     }
   }
 }
 
 // As if these elements hadn't come yet. As floats: NaN.
-inline void Spoil(HostBuffers& buffers, const SumShape& shape, uint64_t begin) {
+inline void Spoil(HostBuffers& buffers, const SumSpec& shape, uint64_t begin) {
   ForEachRange(shape, begin, ElementsOf(shape),
                [&](size_t buffer, uint64_t byte, uint64_t count) { std::memset(&buffers[buffer][byte], 0xFF, count); });
 }
 
 // Now these have.
-inline void Deliver(const HostBuffers& from, HostBuffers& to, const SumShape& shape, uint64_t begin, uint64_t end) {
+inline void Deliver(const HostBuffers& from, HostBuffers& to, const SumSpec& shape, uint64_t begin, uint64_t end) {
   ForEachRange(shape, begin, end, [&](size_t buffer, uint64_t byte, uint64_t count) {
     std::memcpy(&to[buffer][byte], &from[buffer][byte], count);
   });
 }
 
 // Are these elements of all devices those of the reference?
-inline bool AreRight(const HostBuffers& buffers, const std::vector<Bytes>& reference, const SumShape& shape,
+inline bool AreRight(const HostBuffers& buffers, const std::vector<Bytes>& reference, const SumSpec& shape,
                      uint64_t begin, uint64_t end) {
   bool right = true;
   ForEachRange(shape, begin, end, [&](size_t buffer, uint64_t byte, uint64_t count) {
@@ -92,10 +92,10 @@ inline bool AreRight(const HostBuffers& buffers, const std::vector<Bytes>& refer
   return right;
 }
 
-inline Bytes MaximaOf(const SumShape& shape, const std::vector<HostBuffers>& hosts, size_t leaf) {
+inline Bytes MaximaOf(const SumSpec& shape, const std::vector<HostBuffers>& hosts, size_t leaf) {
   std::vector<int32_t> maxima(shape.leaf_elements[leaf], std::numeric_limits<int32_t>::min());
   for (const HostBuffers& host : hosts) {
-    for (uint32_t device = 0; device < shape.device_count; ++device) {
+    for (uint32_t device = 0; device < shape.local_member_count; ++device) {
       const Bytes& buffer = host[device * shape.leaf_elements.size() + leaf];
       for (size_t i = 0; i < maxima.size(); ++i) {
         int32_t element;
@@ -110,9 +110,9 @@ inline Bytes MaximaOf(const SumShape& shape, const std::vector<HostBuffers>& hos
 }
 
 // Leaf by leaf and block by block. `key` and the seed 0 name the random bits.
-inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<HostBuffers>& hosts, const SumKey& key) {
+inline std::vector<Bytes> Reference(const SumSpec& shape, const std::vector<HostBuffers>& hosts, const SumKey& key) {
   const auto world_size = static_cast<uint32_t>(hosts.size());
-  WireFormat format{.dtype = shape.dtype, .wire = shape.wire, .world_size = world_size};
+  WireFormat format{.dtype = shape.dtype, .wire = shape.wire_dtype, .world_size = world_size};
   format.precise = IsFloat(shape.dtype) && ElementsOf(shape) <= (shape.dtype == DType::kFloat64 ? 480 : 720);
   uint64_t block = 0;
   std::vector<Bytes> leaves;
@@ -128,7 +128,7 @@ inline std::vector<Bytes> Reference(const SumShape& shape, const std::vector<Hos
       const size_t count = std::min<uint64_t>(block_elements, elements - first);
       const auto inputs = [&](const HostBuffers& host) {
         std::vector<const void*> pointers;
-        for (uint32_t device = 0; device < shape.device_count; ++device) {
+        for (uint32_t device = 0; device < shape.local_member_count; ++device) {
           const Bytes& buffer = host[device * shape.leaf_elements.size() + leaf];
           pointers.push_back(buffer.data() + first * SizeOf(shape.dtype));
         }

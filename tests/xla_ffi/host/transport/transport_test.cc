@@ -87,13 +87,12 @@ TEST(Transport, ready_wakesTheTransport) {
     const SumKey key{.site = 7};
     Transport& host = cluster.host(rank);
     host.Start({.key = key,
-                .shape = std::make_shared<SumShape>(
-                    SumShape{.site_name = "site 7", .dtype = DType::kFloat32, .leaf_elements = {kCount}}),
+                .spec = std::make_shared<SumSpec>(
+                    SumSpec{.site_name = "site 7", .dtype = DType::kFloat32, .leaf_elements = {kCount}}),
                 .inputs = {values.data()},
                 .outputs = {values.data()},
                 .done = [&](const Failure* failure) { done = failure == nullptr; },
-                .ready_elements = kFirst,
-                .written = [&](uint64_t elements) { written = elements; }});
+                .pieces = Pieces{.ready_elements = kFirst, .written = [&](uint64_t elements) { written = elements; }}});
     ASSERT_TRUE(Eventually([&] { return written == 23'040; }));  // a segment
     EXPECT_EQ(values[23'039], 3);
     EXPECT_FALSE(done);

@@ -1,13 +1,15 @@
 // Sums whose inputs are still to come, from GPUs: when they start, and what they are told.
-#ifndef XLA_FFI_FFI_STAGED_START_H_
-#define XLA_FFI_FFI_STAGED_START_H_
+#ifndef XLA_FFI_FFI_CUDA_STARTS_H_
+#define XLA_FFI_FFI_CUDA_STARTS_H_
 
 #include <cstdint>
 #include <functional>
 #include <future>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "ffi/completion_pool.h"
@@ -16,10 +18,29 @@
 
 namespace passing {
 
+class StagedStarts;
+
+// What a GPU's call comes with.
+struct StagedInputs : Staged {
+  // Blocks until more than `elements` can be read, of the leaves end to end and from the first on, and sets it to how
+  // many.
+  using Await = std::function<std::optional<Failure>(uint64_t& elements)>;
+  // Told how many elements, counted alike, have their sums in the outputs already.
+  using Written = std::function<void(uint64_t elements)>;
+
+  StagedInputs(std::shared_ptr<StagedStarts> starts, Await await, Written written)
+      : starts(std::move(starts)), await(std::move(await)), written(std::move(written)) {}
+  void Start(std::shared_ptr<Gathering> gathering, Sum sum) override;
+
+  const std::shared_ptr<StagedStarts> starts;
+  const Await await;
+  const Written written;
+};
+
 // These sums start in the order in which XLA calls those on CPU, or hosts of both kinds might wait for each other: the
 // order in which a device came to them, that of the program; and within one execution when those before are done,
 // unless the program lets them be under way together.
-class StagedStarts {
+class StagedStarts : public std::enable_shared_from_this<StagedStarts> {
  public:
   // `fail_session` is called with what keeps inputs from coming.
   StagedStarts(CompletionPool& pool, std::function<void(const Failure&)> fail_session)
@@ -55,4 +76,4 @@ class StagedStarts {
 
 }  // namespace passing
 
-#endif  // XLA_FFI_FFI_STAGED_START_H_
+#endif  // XLA_FFI_FFI_CUDA_STARTS_H_

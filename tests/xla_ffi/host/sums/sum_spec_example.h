@@ -1,7 +1,7 @@
 // A sum's description as Python writes it. The test of sum_spec.py reads this file, too: each field has a value of its
 // own, so that neither side can take one for another.
-#ifndef TESTS_XLA_FFI_FFI_SUM_SPEC_EXAMPLE_H_
-#define TESTS_XLA_FFI_FFI_SUM_SPEC_EXAMPLE_H_
+#ifndef TESTS_XLA_FFI_HOST_SUMS_SUM_SPEC_EXAMPLE_H_
+#define TESTS_XLA_FFI_HOST_SUMS_SUM_SPEC_EXAMPLE_H_
 
 inline constexpr char kSumSpecExample[] = R"(ordinal=3
 program=jit_step on 4 devices
@@ -9,24 +9,17 @@ site=5
 identity={"place":["train.py:41:9 in step"],"stream":"a=b"}
 site_name=train.py:41:9 in step psum of bfloat16[3,4] over d
 dtype=bfloat16
-op=sum
-wire=int8
 leaf_elements=12,70000000000
 member_count=8
 local_member_count=4
 replica_count=2
+op=sum
+wire_dtype=int8
+residuals=1
 world_size=9
 flat=0
 conditional=1
 devices=0,1,2048,2049
-on_gpu=1
-overlap_group=6
-slice_elements=7
-residuals=1
-gpus=-1,2049
-gpu_groups=10,11
-gpu_members=13,14
-gpu_slices=15,16
 )";
 
-#endif  // TESTS_XLA_FFI_FFI_SUM_SPEC_EXAMPLE_H_
+#endif  // TESTS_XLA_FFI_HOST_SUMS_SUM_SPEC_EXAMPLE_H_
