@@ -20,7 +20,7 @@ namespace passing {
 
 class StagedStarts;
 
-// What a GPU's call comes with.
+// A GPU's call brings these.
 struct StagedInputs : Staged {
   // Blocks until more than `elements` can be read, of the leaves end to end and from the first on, and sets it to how
   // many.

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.collective.lowering.gpu import in_host, start_and_done
-from jax_passing.collective.lowering.placement import Placement, place
+from jax_passing.collective.lowering.placement import place
 from support.jax.lowered_sums import LAYERS, calls, layers, lowered, mapped, names, numbers
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -143,12 +143,10 @@ def test_where_the_host_adds_up(monkeypatch):
 
 
 def test_collectives_stay_inside_of_a_process(monkeypatch):
-    placement = Placement(8, 4, 1, local=False, process_count=2)
-
-    def of_two_processes(total, roles):
+    def of_two_processes(_, site, __, roles):
         processes = np.arange(8) // 4
         return in_host.slices(
-            total.axes, placement, processes, roles.groups, roles.members, 1 << 20, np.dtype(np.float32), "sum"
+            site.axes, 4, processes, roles.groups, roles.members, 1 << 20, np.dtype(np.float32), "sum"
         )
 
     monkeypatch.setattr(start_and_done, "_slices", of_two_processes)
@@ -169,7 +167,8 @@ def test_devices_of_several_processes_add_up_apart():
         grid = np.indices(sizes).reshape(2, -1)
         members = grid[1] if axes == ("d",) else np.arange(processes.size)
         groups = grid[0] if axes == ("d",) else np.zeros_like(members)
-        return in_host.slices(axes, placement, processes, groups, members, 1 << 21, np.dtype(np.float32), "sum")
+        here = placement.local_member_count
+        return in_host.slices(axes, here, processes, groups, members, 1 << 21, np.dtype(np.float32), "sum")
 
     there = of([0, 0, 1, 1], (1, 4), ("d",))
     assert (there.members, there.slice_count, there.numbers.tolist()) == ([[0, 1], [2, 3]], 2, [0, 1, 0, 1])
