@@ -59,7 +59,7 @@ std::optional<Failure> RefuseSite(const SumSite& site, const Attachment& attachm
     return Failure{"ConfigError", name + ": with wire_dtype='" + std::string(NameOf(site.spec->wire_dtype)) +
                                       "' at most " + std::to_string(most) +
                                       " ranks can be summed, and the session has " + std::to_string(world_size) +
-                                      ". Use a wire with more bits, or wire='full', for a sum over so many"};
+                                      ". Use a wire_dtype of more bits, or 'full', for a sum over all of them"};
   }
   return std::nullopt;
 }

@@ -47,7 +47,7 @@ TEST(SumSpec, anythingElseIsRefusedByName) {
       {"leaf_elements=12,70000000000\n", "leaf_elements=12,,7\n"},
       {"dtype=bfloat16\n", "dtype=float12\n"},
       {"op=sum\n", "op=min\n"},
-      {"wire=int8\n", "wire=int9\n"},
+      {"wire_dtype=int8\n", "wire_dtype=int9\n"},
       {"dtype=bfloat16\n", "dtype=float64\n"},               // which travels full
       {"op=sum\n", "op=max\n"},                              // maxima are of int32
       {"devices=0,1,2048,2049\n", "devices=0,1,2048,2049"},  // breaks off
