@@ -1,7 +1,7 @@
 """Traces a loss to a flat list of operations on numbered values, also those inside of jitted functions."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,12 +138,15 @@ def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any])
     )
 
 
+def _axes_of(params: Mapping[str, Any]) -> Any:
+    """Returns the axes of a collective: JAX's own have them as a parameter, ours in their extent or site."""
+    return params.get("axes") or getattr(params.get("along") or params.get("site"), "axes", ())
+
+
 def _check(jaxpr: core.Jaxpr) -> None:
     """Raises UsageError if the jaxpr has something in it that no stage can have."""
     for eqn in jaxpr.eqns:
-        axes = eqn.params.get("axes") or getattr(
-            eqn.params.get("along"), "axes", None
-        )  # `axes` in JAX's sums, `along` in ours
+        axes = _axes_of(eqn.params)
         if eqn.effects and axes:
             raise UsageError(
                 f"{eqn.primitive.name.removesuffix('_invariant')} over {', '.join(map(repr, axes))}, in a shard_map of "
