@@ -229,7 +229,6 @@ newest_jax() {
     tests/jax_passing/for_jax/test_{hosts,trampoline}.py \
     tests/jax_passing/collective/test_{collectives,hold,lax_inside_host,lowering,lowering_gpu}.py \
     tests/jax_passing/collective/test_{psum,strategies,transforms}.py \
-    tests/jax_passing/collective/test_gathers.py::test_all_gather_moves_the_bits_of_every_dtype \
     "tests/jax_passing/partitioning/test_stages.py::test_stages_of_random_programs_compute_what_the_whole_does[0]" \
     tests/jax_passing/pipelining/{test_agreement.py,test_pipeline.py::test_schedules_agree_to_the_bit} \
     "${sums}_every_dtype_and_transform_on_independent_processes" \
