@@ -30,8 +30,9 @@ def test_an_error_names_leaves_and_ranks_on_all_hosts(cluster: "Cluster") -> Non
 def test_bits_count(cluster: "Cluster") -> None:
     """A zero's sign and a NaN's payload are bits as any."""
     for process in ran(cluster, "shard_map:sign", "shard_map:payload", "shard_map:nan"):
-        assert "equal on all: ['layer']['b'] float16[7]. " in process.wait_for("^shard_map:sign: ProgramMismatch.*", 1)[0]
-        assert "equal on all: ['layer']['w'] float32[40,7]. " in process.wait_for("^shard_map:payload: ProgramMismatch.*", 1)[0]
+        for change, leaf in (("sign", "['layer']['b'] float16[7]"), ("payload", "['layer']['w'] float32[40,7]")):
+            shown = process.wait_for(f"^shard_map:{change}: ProgramMismatchError.*", 1)[0]
+            assert f"equal on all: {leaf}. " in shown
         process.wait_for("^shard_map:nan: equal, after 9 sums$", 1)
 
 
