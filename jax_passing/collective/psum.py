@@ -60,12 +60,11 @@ def psum(
       along the axes.
 
     Raises:
-      UsageError: without `jax_passing.init`, when a program is compiled (or a Python number is summed); or a leaf has
-        another dtype.
+      UsageError: without `jax_passing.init`, when a program is compiled (or a Python number is summed); a leaf has
+        another dtype; or another thread called `init`.
       UnvaryingInputError: under `shard_map(check_vma=True)`, a leaf is known to be equal on all devices.
       ConfigError: the strategy or the wire_dtype can't carry out this sum, or nothing says whether the axis goes on
         over the hosts; the message says what to write.
-      UsageError: another thread called `init`.
       NameError: an axis is not bound here.
     """
     summed, whole = without_float0(tree)
@@ -148,8 +147,8 @@ def psum_with_residuals(
       declares the axis, unless the strategy is "flat"; where a mesh spans the processes they vary.
 
     Raises:
-      UsageError: it is differentiated.
-      UsageError, UnvaryingInputError, ConfigError, NameError: as `psum`.
+      UsageError: it is differentiated; and as `psum`.
+      UnvaryingInputError, ConfigError, NameError: as `psum`.
     """
     summed, whole = without_float0(tree)
     sums, residuals = _sum_of(summed, axis_name, strategy, wire_dtype, bucket_bytes, function, residuals=True)

@@ -137,9 +137,8 @@ class Session:
           ConfigError: the session isn't elastic.
           JoinError: fewer than `world_size_min` hosts came.
           SwitchUnreachableError: neither the switch nor a standby can be reached.
-          UsageError: the session is shut down.
+          UsageError: the session is shut down, or another thread called `init`.
           ClosedError: the session is shut down meanwhile, by another thread or a handler of signals.
-          UsageError: another thread called `init`.
           PassingError: this process was forked after `init`.
         """
         scope.check_process()

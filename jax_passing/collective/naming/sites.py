@@ -95,7 +95,7 @@ class Site:
         }
 
 
-# Of the fields of a site: the others are said in other words, or common to all hosts.
+# The identity says these fields of a site in other words, or leaves them out as all hosts have the same.
 _NOT_NAMED = ("location", "paths", "residuals", "over_hosts", "world_size", "device_ranks")
 
 

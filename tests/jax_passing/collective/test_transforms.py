@@ -61,7 +61,7 @@ def test_every_dtype(check_vma):
         check_every_dtype(over_rows(every_dtype, check_vma=check_vma)(rows), rows)
 
 
-# Of sums alone.
+# The rest tests sums alone.
 
 
 def test_jaxpr_shows_the_primitive(check_vma):

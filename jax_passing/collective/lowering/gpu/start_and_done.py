@@ -37,7 +37,7 @@ def _emit(
 ) -> tuple[Any, Sequence[Any]]:
     register_ffi()
     roles = _device_roles(ctx, site, spec)
-    # Who has a slice doesn't have a device's elements, of which there are residuals.
+    # Residuals belong to a device's own elements, which a device with a slice doesn't have.
     slices = None if site.residuals else _slices(ctx, site, spec, roles)
     started = StartedSums.of(ctx)
     gpu = GpuSpec(

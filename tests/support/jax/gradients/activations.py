@@ -1,7 +1,7 @@
 """Cases: derivatives through sums of activations.
 
-Those in loops, branches and the like are tested on one host (tests/jax_passing/collective/test_transforms.py), and the
-randomised search draws sums in them.
+One host tests sums in loops, branches and the like (tests/jax_passing/collective/test_transforms.py), and the
+randomised search draws them.
 """
 
 from typing import Any
