@@ -110,7 +110,7 @@ void Packets::DeliverLate(uint32_t number, const CallKey& key, Sum& sum) {
   if (plain_ || (*random)() % 4 != 0) return;
   HostBuffers& buffers = hosts_.at(number).calls.at(key);
   const auto late = std::make_shared<const HostBuffers>(buffers);
-  sum.pieces.emplace().ready_elements = 1 + (*random)() % ElementsOf(*sum.spec);
+  sum.pieces.emplace().ready_elements = 1 + (*random)() % sum.spec->elements();
   Spoil(buffers, *sum.spec, sum.pieces->ready_elements);
   sum.pieces->written = [this, number, key](uint64_t elements) {
     const Host& host = hosts_.at(number);
@@ -126,7 +126,7 @@ void Packets::DeliverLate(uint32_t number, const CallKey& key, Sum& sum) {
 void Packets::DeliverNext(uint32_t number, const CallKey& key, const SumKey& sum_key,
                           const std::shared_ptr<const HostBuffers>& late, uint64_t begin,
                           const std::shared_ptr<std::mt19937_64>& random) {
-  if (begin == ElementsOf(*sites_[std::get<0>(key)])) return;
+  if (begin == sites_[std::get<0>(key)]->elements()) return;
   const auto delay_us = static_cast<int64_t>((*random)() % kLateUs);
   network_.After(delay_us, [this, number, key, sum_key, late, begin, random] {
     Deliver(number, key, sum_key, late, begin, random);
@@ -146,7 +146,7 @@ void Packets::Deliver(uint32_t number, const CallKey& key, const SumKey& sum_key
   };
   if (WaitsForPause(host.machine, again)) return;
   const SumSpec& shape = *sites_[std::get<0>(key)];
-  const uint64_t end = begin + 1 + (*random)() % (ElementsOf(shape) - begin);
+  const uint64_t end = begin + 1 + (*random)() % (shape.elements() - begin);
   passing::Deliver(*late, call->second, shape, begin, end);
   OnReady(number, sum_key, end);
   DeliverNext(number, key, sum_key, late, end, random);

@@ -51,9 +51,6 @@ inline Bytes RandomLeaf(const SumSpec& shape, uint64_t elements, std::mt19937_64
   return bytes;
 }
 
-// Returns the number of elements of one device.
-inline uint64_t ElementsOf(const SumSpec& shape) { return shape.bytes() / SizeOf(shape.dtype); }
-
 // Calls f(buffer, byte, byte_count) for elements of each device: its leaves end to end, from the `begin`th on.
 template <typename F>
 void ForEachRange(const SumSpec& shape, uint64_t begin, uint64_t end, F&& f) {
@@ -70,7 +67,7 @@ void ForEachRange(const SumSpec& shape, uint64_t begin, uint64_t end, F&& f) {
 
 // As if these elements hadn't come yet. As floats: NaN.
 inline void Spoil(HostBuffers& buffers, const SumSpec& shape, uint64_t begin) {
-  ForEachRange(shape, begin, ElementsOf(shape),
+  ForEachRange(shape, begin, shape.elements(),
                [&](size_t buffer, uint64_t byte, uint64_t count) { std::memset(&buffers[buffer][byte], 0xFF, count); });
 }
 
@@ -113,7 +110,7 @@ inline Bytes MaximaOf(const SumSpec& shape, const std::vector<HostBuffers>& host
 inline std::vector<Bytes> Reference(const SumSpec& shape, const std::vector<HostBuffers>& hosts, const SumKey& key) {
   const auto world_size = static_cast<uint32_t>(hosts.size());
   WireFormat format{.dtype = shape.dtype, .wire = shape.wire_dtype, .world_size = world_size};
-  format.precise = IsFloat(shape.dtype) && ElementsOf(shape) <= (shape.dtype == DType::kFloat64 ? 480 : 720);
+  format.precise = IsFloat(shape.dtype) && shape.elements() <= (shape.dtype == DType::kFloat64 ? 480 : 720);
   uint64_t block = 0;
   std::vector<Bytes> leaves;
   for (size_t leaf = 0; leaf < shape.leaf_elements.size(); ++leaf) {
