@@ -234,8 +234,8 @@ class SlotPool:
 
 @final
 class HostProgram:
-    """The sums of a module whose calls come through Python: xla_ffi/ffi/host_calls.h. Devices are indices among this
-    process's."""
+    """The sums of a module whose calls come through Python: xla_ffi/ffi/gathering/host_calls.h. Devices are indices
+    among this process's."""
 
     def __init__(self) -> None: ...
     def add(self, spec: str) -> int:
@@ -281,7 +281,7 @@ def ffi_state_type() -> tuple[str, CapsuleType, CapsuleType]:
     """Name, type id and type info of the handler's per-instance state, for jax.ffi.register_ffi_type."""
 
 def cuda_ffi_targets() -> dict[str, dict[str, CapsuleType]]:
-    """The same as `ffi_targets` for platform "CUDA", with `passing_psum_done`: xla_ffi/ffi/handlers.h."""
+    """The same as `ffi_targets` for platform "CUDA", with `passing_psum_done`: xla_ffi/ffi/handlers/handlers.h."""
 
 def cuda_ffi_targets_on_cpu(library: str) -> dict[str, dict[str, CapsuleType]]:
     """For tests: those of sums for platform "cpu", with a driver that stands in for CUDA's."""

@@ -31,7 +31,7 @@
 #define FAKE_CUDA_DRIVER ""  // it is named on the command line
 #include "../tests/xla_ffi/cuda/fake_driver.h"
 #include "../tests/xla_ffi/ffi/make_site.h"
-#include "ffi/cuda_sums.h"
+#include "ffi/cuda/sums.h"
 #include "host/all_reduce.h"
 #include "net/clock.h"
 

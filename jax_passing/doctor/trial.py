@@ -19,7 +19,7 @@ from jax_passing.conformance.live.group_checks import hear
 from jax_passing.conformance.live.joining import ANSWER_S, GroupAnswer, Joined, RefusedError, WorkerEnd, join, leave
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
-from jax_passing.host.control_connection import ControlConnection
+from jax_passing.host.control.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.packet import (

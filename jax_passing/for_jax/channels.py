@@ -22,7 +22,7 @@ from jax_passing.for_jax.connection import Connection
 from jax_passing.for_jax.frames import REPLIES, Frame, FrameError, Kind
 from jax_passing.for_jax.groups import Group
 from jax_passing.for_jax.matching import Ends, Matching, Request
-from jax_passing.host.loop import Loop
+from jax_passing.host.control.loop import Loop
 from jax_passing.protocol import keys, secure_channel
 from jax_passing.protocol.handshakes import Handshakes
 

@@ -13,8 +13,8 @@ from jax_passing.errors import ClosedError, ConfigError, Failure, JoinError, Pas
 from jax_passing.for_jax.channels import Channels
 from jax_passing.for_jax.opening import Once
 from jax_passing.for_jax.waits import Waits
+from jax_passing.host.control.loop import Loop
 from jax_passing.host.init import init_for_jax
-from jax_passing.host.loop import Loop
 from jax_passing.host.processes import told
 
 

@@ -24,9 +24,9 @@ from jax_passing.errors import (
     typed,
 )
 from jax_passing.host import inside, processes, scope, unfinished_handles
-from jax_passing.host.control import Control
+from jax_passing.host.control.control import Control
+from jax_passing.host.control.ranks import Links, Ranks
 from jax_passing.host.executions import await_executions, wait_for_arrays
-from jax_passing.host.ranks import Links, Ranks
 from jax_passing.host.stats import NO_NETWORK, Stats
 
 log = logging.getLogger("jax_passing")

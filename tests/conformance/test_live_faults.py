@@ -19,7 +19,7 @@ from jax_passing.conformance.live import fences, joining, suite
 from jax_passing.conformance.live.job import LiveJob
 from jax_passing.conformance.live.suite import LiveSwitch
 from jax_passing.conformance.switch_under_test import UntestableError
-from jax_passing.host.control_connection import ControlConnection
+from jax_passing.host.control.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import Packet, decode
 from jax_passing.protocol.verdicts import VERDICTS

@@ -7,7 +7,7 @@ import msgspec
 
 from jax_passing.config import Settings
 from jax_passing.errors import Failure
-from jax_passing.host.joining import Joining
+from jax_passing.host.control.joining import Joining
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
 from simulation.judge import DEADLINE_S, JOIN_DEADLINE_S, SessionRecord

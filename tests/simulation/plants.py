@@ -101,13 +101,13 @@ def _admits_strangers() -> None:
 
 
 def _hosts_are_silent() -> None:
-    from jax_passing.host.contact import Contact
+    from jax_passing.host.control.contact import Contact
 
     Contact._beat = lambda self: None
 
 
 def _hosts_hang_up_without_a_word() -> None:
-    from jax_passing.host.membership import Membership
+    from jax_passing.host.control.membership import Membership
 
     Membership._tell = lambda self, failure, source: None
 

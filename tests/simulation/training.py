@@ -7,7 +7,7 @@ failure before. What a host has computed is a chain of hashes: equal only if the
 from collections import Counter
 
 from jax_passing.config import Settings
-from jax_passing.host.joining import Joining
+from jax_passing.host.control.joining import Joining
 from simulation.packetless import packetless_switch, packetless_world
 from simulation.runner import what_was_raised
 from simulation.world import Machine, Process, ViolationError

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <string>
 
-#include "ffi/sum_names.h"
+#include "ffi/naming/sum_names.h"
 
 namespace passing {
 namespace {

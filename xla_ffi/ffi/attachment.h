@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "ffi/instance.h"
+#include "ffi/naming/instance.h"
 #include "host/sums/sum.h"
 
 namespace passing {

@@ -8,7 +8,7 @@
 #include <map>
 #include <utility>
 
-#include "ffi/hash.h"
+#include "ffi/naming/hash.h"
 
 namespace passing {
 namespace {

@@ -10,7 +10,7 @@
 #include <optional>
 #include <set>
 
-#include "ffi/hash.h"
+#include "ffi/naming/hash.h"
 #include "mpi/exchange.h"
 #include "mpi/failures.h"
 #include "mpi/huge_pages.h"

@@ -13,8 +13,8 @@
 #include "mpi/abi.h"
 #include "mpi/communicator.h"
 #include "mpi/failures.h"
+#include "mpi/jaxlib/watch_xla.h"
 #include "mpi/server.h"
-#include "mpi/watch_xla.h"
 
 namespace passing::mpi {
 
@@ -67,7 +67,7 @@ class Process : public CallObserver {
   std::map<abi::Handle, PendingMessage> messages_;
 };
 
-// That of this library (exports.cc).
+// That of this library (exports/exports.cc).
 Process& TheProcess();
 
 }  // namespace passing::mpi

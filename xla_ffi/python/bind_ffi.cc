@@ -16,12 +16,12 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/cuda_sums.h"
+#include "ffi/cuda/sums.h"
 #include "ffi/flat_collective.h"
-#include "ffi/handlers.h"
-#include "ffi/host_calls.h"
+#include "ffi/gathering/host_calls.h"
+#include "ffi/gathering/rendezvous.h"
+#include "ffi/handlers/handlers.h"
 #include "ffi/local_collective.h"
-#include "ffi/rendezvous.h"
 #include "host/sums/sum_spec.h"
 #include "host/transport/transport.h"
 #include "python/bindings.h"

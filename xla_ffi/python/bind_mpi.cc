@@ -17,11 +17,11 @@
 #include "host/transport/transport.h"
 #include "mpi/entrance.h"
 #include "mpi/failures.h"
-#include "mpi/late_binding.h"
+#include "mpi/jaxlib/late_binding.h"
+#include "mpi/jaxlib/watch_xla.h"
 #include "mpi/message.h"
 #include "mpi/process.h"
 #include "mpi/server.h"
-#include "mpi/watch_xla.h"
 #include "python/bindings.h"
 
 namespace nb = nanobind;

@@ -1,8 +1,8 @@
 """How sums are lowered that are started in one place and finished in another: on CPU, to FFI calls for each device.
 
-xla_ffi/ffi/future_handlers.h has the calls. Starts take their turns among the sums of the program, as any sum does.
-A call that finishes a sum needs no turn: it waits for a sum that all hosts have started, or come to before any later
-one.
+xla_ffi/ffi/handlers/future_handlers.h has the calls. Starts take their turns among the sums of the program, as any sum
+does. A call that finishes a sum needs no turn: it waits for a sum that all hosts have started, or come to before any
+later one.
 """
 
 from collections.abc import Sequence

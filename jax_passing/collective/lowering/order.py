@@ -196,7 +196,7 @@ def _visit(ctx: mlir.LoweringRuleContext, operands: tuple[Any, ...], all_manual:
         return operands
     # XLA refuses side effects in what it partitions, so there the call hangs on what XLA can't do without: the index of
     # a branch, or a scalar that counts iterations. (An array might be gathered from all devices for it.) If XLA finds
-    # that a loop doesn't need it all the same, the sums are refused: xla_ffi/ffi/instance.cc.
+    # that a loop doesn't need it all the same, the sums are refused: xla_ffi/ffi/naming/instance.cc.
     avals: Sequence[Any] = ctx.avals_in
     for i, aval in enumerate(avals):
         if _is_plain(aval) and aval.ndim == 0 and aval.dtype.kind in "biu":

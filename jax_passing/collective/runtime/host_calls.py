@@ -2,7 +2,7 @@
 
 A call blocks until it returns, which costs nothing but a thread of the host. It doesn't say which device calls, nor in
 which execution. So the program does: where it begins, it asks for the number of its execution, and passes that on to
-its sums (xla_ffi/ffi/host_calls.h), also to those in loops and branches, which need no visit for this.
+its sums (xla_ffi/ffi/gathering/host_calls.h), also to those in loops and branches, which need no visit for this.
 """
 
 from collections.abc import Callable, Sequence

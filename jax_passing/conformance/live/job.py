@@ -17,7 +17,7 @@ from jax_passing.conformance.live.fences import UNREAD_S, Ends, Fences
 from jax_passing.conformance.live.joining import JOIN_S, GroupAnswer, Joined, WorkerEnd, ask, decline, join, leave
 from jax_passing.conformance.live.parent_role import ParentEnd, ParentRole
 from jax_passing.conformance.switch_under_test import UntestableError
-from jax_passing.host.control_connection import ControlConnection
+from jax_passing.host.control.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
 from jax_passing.protocol.lease import HEARTBEATS_PER_LEASE

@@ -13,7 +13,7 @@ import msgspec
 from jax_passing.conformance.live.data_socket import DataSocket, GroupSocket
 from jax_passing.conformance.live.tags import JobTags
 from jax_passing.conformance.switch_under_test import UntestableError
-from jax_passing.host.control_connection import ControlConnection
+from jax_passing.host.control.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 
 JOIN_S = 20.0

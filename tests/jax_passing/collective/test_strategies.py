@@ -10,7 +10,7 @@ import jax_passing
 from jax_passing.collective.axes import Extent
 from jax_passing.collective.primitives import bucketed_sum
 from jax_passing.errors import ConfigError, UnvaryingInputError
-from jax_passing.host.ranks import Links
+from jax_passing.host.control.ranks import Links
 from jax_passing.host.scope import Scope
 
 

@@ -14,7 +14,7 @@ from jax_passing.errors import Failure, JoinError
 from jax_passing.for_jax import channels as channels_module
 from jax_passing.for_jax.channels import Channels
 from jax_passing.for_jax.frames import Frame, Kind
-from jax_passing.host.loop import Loop
+from jax_passing.host.control.loop import Loop
 from jax_passing.protocol import handshakes, keys, secure_channel
 from support.switch.in_process import until
 

@@ -7,7 +7,7 @@ import pytest
 
 from jax_passing import _native, config
 from jax_passing.for_jax import serving, shared
-from jax_passing.host.loop import Loop
+from jax_passing.host.control.loop import Loop
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """A host's ranks, for whose switches the test speaks: messages go in, messages and events come out."""
 
 from jax_passing.config import Settings
-from jax_passing.host.context import Events, HostContext
-from jax_passing.host.ranks import Ranks
+from jax_passing.host.control.context import Events, HostContext
+from jax_passing.host.control.ranks import Ranks
 from jax_passing.protocol import control_messages as messages
 from support.moved_outside import MovedOutside
 

@@ -5,10 +5,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from jax_passing.config import Settings, parse_switches
-from jax_passing.host.context import Events, HostContext
-from jax_passing.host.loop import Loop
-from jax_passing.host.meeting import Meeting, Met
-from jax_passing.host.membership import MemberJoined, MemberNotJoined, Membership
+from jax_passing.host.control.context import Events, HostContext
+from jax_passing.host.control.loop import Loop
+from jax_passing.host.control.meeting import Meeting, Met
+from jax_passing.host.control.membership import MemberJoined, MemberNotJoined, Membership
 from jax_passing.switch.server.serve import serve
 from jax_passing.switch.server.settings import SwitchSettings
 from support.switch.serving_thread import ServingThread

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "../tests/xla_ffi/ffi/rendezvous_fixture.h"
+#include "../tests/xla_ffi/ffi/gathering/rendezvous_fixture.h"
 
 namespace passing {
 namespace {

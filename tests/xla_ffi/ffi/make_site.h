@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/cuda_spec.h"
-#include "ffi/instance.h"
+#include "ffi/cuda/spec.h"
+#include "ffi/naming/instance.h"
 
 namespace passing {
 

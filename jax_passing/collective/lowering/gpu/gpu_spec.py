@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 from jax_passing.collective.naming.sum_spec import lines
 
-ANY_DEVICE = -1  # in place of a GPU's number; xla_ffi/ffi/cuda_sums.h has the same
+ANY_DEVICE = -1  # in place of a GPU's number; xla_ffi/ffi/cuda/sums.h has the same
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """The attributes stand in the text in this order, which xla_ffi/ffi/cuda_spec.cc expects.
+    """The attributes stand in the text in this order, which xla_ffi/ffi/cuda/spec.cc expects.
 
     Attributes:
       overlap_group: the first of the sums that may be under way together, as their program has them in one call:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_passing.host import membership
+from jax_passing.host.control import membership
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.data_plane import SlotVersion
 from jax_passing.switch.tree import questions

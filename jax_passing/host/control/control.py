@@ -1,0 +1,91 @@
+"""The session's threads reach the control side here: they call it, and wait for what comes of that."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from jax_passing import _native
+from jax_passing.config import Settings
+from jax_passing.errors import Failure, JoinError, PassingError, names
+from jax_passing.host.control.joining import Joined, Joining
+from jax_passing.host.control.loop import Loop
+from jax_passing.host.control.ranks import HostSet, Ranks
+from jax_passing.protocol import keys
+
+log = logging.getLogger("jax_passing")
+
+
+class Control:
+    """A session with a switch has one, until it ends.
+
+    Attributes:
+      loop: in which all of it runs.
+      key: the job's, if it has one.
+    """
+
+    def __init__(self, settings: Settings, device_count: int):
+        """`device_count`: of this host, on the platform on which programs run. Raises ConfigError if the key file is
+        none."""
+        self._settings = settings
+        # Once: a file that is replaced or removed later doesn't keep the session from joining again.
+        self.key = keys.read_key(settings.key_file, keys.JOB)
+        try:
+            self.loop = Loop()
+        except OSError as error:
+            raise PassingError(
+                f"This process can't open what a session needs ({error}). Raise its limit of open files "
+                "(ulimit -n), or close some."
+            ) from error
+        self._joining = Joining(self.loop, settings, device_count, self.key)
+
+    def join(self, step: int | None, lost: Sequence[int], first_device_id: int) -> Joined:
+        """Joins an epoch, and lends its sums to this process's handlers. `step` and `lost` are those of `Meeting.meet`.
+        Raises what `Joining.join` tells."""
+        try:
+            joined: Joined = self.loop.wait(lambda *outcomes: self._joining.join(step, lost, *outcomes))
+            _native.attach(
+                joined.ranks.host.transport.native,
+                self._settings.deadline_s,
+                [device.transport.native for device in joined.ranks.devices],
+                rank=joined.rank,
+                first_device_id=first_device_id,
+            )
+        except BaseException:
+            self.loop.call(self._joining.close)
+            raise
+        return joined
+
+    def join_hosts(self, ranks: Ranks, hosts: Sequence[int]) -> _native.Transport:
+        """Returns what sums over these hosts, which must include this one. Raises PassingError."""
+        timeout_s = 2 * self._settings.join_deadline_s  # the set has the same deadline, and tells who is missing
+        try:
+            joined: HostSet = self.loop.wait(lambda *outcomes: ranks.join_hosts(hosts, *outcomes), timeout_s)
+        except TimeoutError:
+            raise JoinError(
+                f"The job in which {names(hosts)} sum by themselves didn't begin within {timeout_s:g} s. Look at the "
+                "switch's log."
+            ) from None
+        return joined.membership.transport.native
+
+    def fail(self, ranks: Ranks, failure: Failure) -> None:
+        self.loop.call(ranks.fail, failure)
+
+    def leave(self, ranks: Ranks, until: float) -> None:
+        """Waits for the other hosts to leave, until then (monotonic)."""
+
+        def leave(on_all_left: Callable[[None], None], _: object) -> None:
+            ranks.leave(on_all_left)
+
+        try:
+            self.loop.wait(leave, max(0.0, until - time.monotonic()))
+        except TimeoutError:
+            log.info("left job %s before the other hosts did", self._settings.job)
+
+    def close(self) -> None:
+        """Fails what is pending, and ends the thread. Bounded in time."""
+        self.loop.call(self._joining.close)
+        self.loop.close()
+
+    def forget_in_child(self) -> None:
+        """In a child that was forked: all of it is the parent's."""
+        self.loop.forget_in_child(self)

@@ -1,0 +1,155 @@
+"""A session joins its job: with the hosts that it has met before, where it is elastic or has a standby. This does no
+I/O."""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from jax_passing.config import Settings
+from jax_passing.errors import HostLostError, NoSlotsError, PassingError, SwitchLostError, SwitchUnreachableError
+from jax_passing.host.control.context import Events, HostContext
+from jax_passing.host.control.meeting import Meeting, Met, NotMet
+from jax_passing.host.control.membership import MemberEvent
+from jax_passing.host.control.outside import HostOutside
+from jax_passing.host.control.ranks import Ranks
+from jax_passing.protocol import control_messages as messages
+
+log = logging.getLogger("jax_passing")
+
+
+class Joined(NamedTuple):
+    """`ranks` are those of this process in a new epoch of the job. The others become attributes of the session."""
+
+    ranks: Ranks
+    rank: int
+    world_size: int
+    step: int | None = None
+    survivors: int = 0
+
+
+class Joining:
+    """One session joins by this: once, or again whenever it rejoins."""
+
+    def __init__(self, outside: HostOutside, settings: Settings, device_count: int = 0, key: bytes | None = None):
+        """`key`: the job's, if there is one."""
+        self._context = HostContext(outside, settings, Events(self._on), key, device_count)
+        self._outside, self._settings = outside, settings
+        meets = bool(settings.standby) or settings.world_size_min is not None
+        self._meeting = Meeting(self._context) if meets else None
+        self._ranks: Ranks | None = None  # of the last join, or on their way
+        self._is_over = False
+
+    @property
+    def met(self) -> messages.Met | None:
+        """Returns what was agreed on when the hosts met last; None if they haven't."""
+        return None if self._meeting is None else self._meeting.last
+
+    def join(
+        self,
+        step: int | None,
+        lost: Sequence[int],
+        on_joined: Callable[[Joined], None],
+        on_failed: Callable[[Exception], None],
+    ) -> None:
+        """`step` and `lost` are those of `Meeting.meet`. The ranks before end when the hosts have met. Afterwards one
+        of the two is called, unless it is closed first: `on_failed` with what a NotMet tells, or the ranks."""
+        self._step, self._lost, self._on_joined, self._on_failed = step, lost, on_joined, on_failed
+        self._is_over = False
+        self._until = self._outside.now() + self._settings.join_deadline_s
+        if self._meeting is None:
+            self._join(self._context)
+        else:
+            self._points = list(range(len(self._meeting.points)))
+            self._meet()
+
+    def _join(self, context: HostContext) -> None:
+        self._joined_as = context.settings
+        try:
+            self._ranks = Ranks(context)
+        except PassingError as error:
+            self._fail(error)
+
+    def _meet(self) -> None:
+        assert self._meeting is not None
+        self._meeting.meet(self._points, self._step, self._lost, self._until)
+
+    def _fail(self, error: PassingError) -> None:
+        if not self._is_over:
+            self.close()
+            self._on_failed(error)
+
+    def _on(self, event: Met | NotMet | MemberEvent) -> None:
+        match event:
+            case Met(point, met):
+                self._on_met(point, met)
+            case NotMet(error):
+                self._fail(error)
+            case _ if self._ranks is not None:
+                match self._ranks.receive(event):
+                    case Ranks() as ranks:
+                        self._on_ranks(ranks)
+                    case PassingError() as error:
+                        self._on_no_ranks(error)
+
+    def _on_met(self, point: int, met: messages.Met) -> None:
+        settings, meeting = self._settings, self._meeting
+        assert meeting is not None
+        if self._ranks is not None:
+            self._ranks.close()
+            self._ranks = None
+        rank, world_size = settings.rank, settings.world_size
+        if settings.world_size_min is not None:
+            rank, world_size = met.rank, met.world_size
+            if rank >= met.survivors:
+                self._step = None  # what it has is of another time
+        self._point = point
+        self._join(
+            self._context.replace(
+                switch=meeting.points[point],
+                rank=rank,
+                world_size=world_size,
+                seed=_seed_after(met.step, settings.seed),
+            )
+        )
+
+    def _on_ranks(self, ranks: Ranks) -> None:
+        joined = Joined(ranks, self._joined_as.rank, self._joined_as.world_size)
+        if self._settings.world_size_min is not None and self.met is not None:
+            joined = joined._replace(step=self.met.step, survivors=self.met.survivors)
+        elif self._meeting is not None:
+            self._meeting.close()  # it meets nobody again
+        self._on_joined(joined)
+
+    def _on_no_ranks(self, error: PassingError) -> None:
+        """It tries once more if a host or the switch is lost before all have joined."""
+        self._ranks = None
+        match error:
+            case _ if self._meeting is None:
+                self._fail(error)
+            case NoSlotsError() | SwitchUnreachableError() if len(self._points) > 1:
+                log.warning("%s Going to the standby.", error)
+                self._points.remove(self._point)
+                self._meet()
+            case HostLostError() | SwitchLostError() if self._outside.now() < self._until:
+                log.warning("%s Meeting the other hosts again.", error)
+                self._meet()
+            case _:
+                self._fail(error)
+
+    def close(self) -> None:
+        """Gives up the seat, if there is one, and the ranks. Bounded in time."""
+        self._is_over = True
+        if self._meeting is not None:
+            self._meeting.close()
+        if self._ranks is not None:
+            self._ranks.close()
+
+
+def _seed_after(step: int | None, seed: int) -> int:
+    """Returns the seed of a job whose hosts go on after `step`. Executions are counted from 0 again, so without another
+    seed their random rounding would repeat that of the job's beginning. All hosts know the step, newcomers as well, and
+    it is the same when a run is repeated."""
+    if step is None:
+        return seed
+    odd = 0x9E3779B97F4A7C15  # so that neighbouring seeds have nothing in common at neighbouring steps
+    return (seed + (step + 1) * odd) % 2**63

@@ -1,0 +1,93 @@
+#include "ffi/gathering/gathering.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "ffi/naming/sum_names.h"
+
+namespace passing {
+namespace {
+
+std::string Members(const std::vector<Call>& calls) {
+  std::vector<int64_t> members;
+  for (const Call& call : calls) members.push_back(call.member);
+  return Joined(members);
+}
+
+}  // namespace
+
+std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key) {
+  const SumSite& site = *gathering->site;
+  auto& calls = gathering->calls;
+  std::stable_sort(calls.begin(), calls.end(), [](const Call& a, const Call& b) { return a.member < b.member; });
+  Sum sum{.key = key, .spec = site.spec, .inputs = {}, .outputs = {}, .residuals = {}, .done = {}};
+  const size_t leaf_count = site.spec->leaf_elements.size();
+  sum.inputs.reserve(calls.size() * leaf_count);
+  sum.outputs.reserve(calls.size() * leaf_count);
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Call& call = calls[i];
+    assert(call.inputs.size() == leaf_count && call.outputs.size() == leaf_count);
+    assert(call.residuals.size() == (calls.front().residuals.empty() ? 0 : leaf_count));
+    const uint32_t nth = i % site.spec->replica_count;
+    if (call.member != calls[i - nth].member || (i > 0 && nth == 0 && call.member == calls[i - 1].member)) {
+      return DontBelongTogether(*gathering);
+    }
+    if (nth != 0) continue;  // carries the same data as the replica before it
+    sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
+    sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
+    sum.residuals.insert(sum.residuals.end(), call.residuals.begin(), call.residuals.end());
+  }
+  return sum;
+}
+
+Failure DontBelongTogether(const Gathering& gathering) {
+  return {"ProgramMismatchError", "the devices that met at " + gathering.site->spec->site_name +
+                                      " don't belong together: members " + Members(gathering.calls)};
+}
+
+void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure) {
+  auto complete_all = [&pool, gathering, failure = failure ? std::optional(*failure) : std::nullopt] {
+    std::vector<std::function<void()>> tasks;
+    for (Call& call : gathering->calls) {
+      tasks.push_back([done = std::move(call.done), failure] { done(failure ? &*failure : nullptr); });
+    }
+    pool.Run(std::move(tasks));
+  };
+  const SumSite& site = *gathering->site;
+  if (failure || site.spec->replica_count == 1) {
+    complete_all();
+    return;
+  }
+  pool.Run([gathering, complete_all = std::move(complete_all)] {
+    const SumSite& site = *gathering->site;
+    const size_t element_size = SizeOf(site.spec->dtype);
+    auto& calls = gathering->calls;
+    for (size_t i = 0; i < calls.size(); ++i) {
+      const Call& source = calls[i - i % site.spec->replica_count];
+      for (size_t leaf = 0; i % site.spec->replica_count != 0 && leaf < source.outputs.size(); ++leaf) {
+        const size_t bytes = site.spec->leaf_elements[leaf] * element_size;
+        std::memcpy(calls[i].outputs[leaf], source.outputs[leaf], bytes);
+        if (!source.residuals.empty()) std::memcpy(calls[i].residuals[leaf], source.residuals[leaf], bytes);
+      }
+    }
+    complete_all();
+  });
+}
+
+// A device may compute for as long as it likes before it comes, by itself under lax.cond or in a host callback, and no
+// device can tell that from one that never will. So this is the session's deadline and nothing shorter, even though
+// XLA aborts the process 40 s after one of the devices began to wait in a collective of its own: only a deadline below
+// that comes first.
+Failure TooLate(const Gathering& gathering, double deadline_s) {
+  const SumSite& site = *gathering.site;
+  const std::vector<Call>& calls = gathering.calls;
+  return {"DeadlineExceededError", site.spec->site_name + ": only " + std::to_string(calls.size()) + " of " +
+                                       std::to_string(site.call_count()) + " devices of this host came within " +
+                                       std::to_string(static_cast<int64_t>(deadline_s)) + " s (members " +
+                                       Members(calls) + ")"};
+}
+
+}  // namespace passing
