@@ -34,8 +34,8 @@ std::vector<uint8_t> Elements(DType dtype, size_t bytes) {
   return elements;
 }
 
-void Run(benchmark::State& state, Step step, DType dtype, Wire wire, bool cold) {
-  const WireFormat format{.dtype = dtype, .wire = wire, .world_size = 2};
+void Run(benchmark::State& state, Step step, DType dtype, WireDtype wire_dtype, bool cold) {
+  const ElementFormat format{.dtype = dtype, .wire_dtype = wire_dtype, .world_size = 2};
   const auto devices = static_cast<size_t>(state.range(0));
   const size_t bytes = kMaxBlockElements * SizeOf(dtype) * (cold ? kColdBlocks : 1);
   std::vector<std::vector<uint8_t>> buffers(devices, Elements(dtype, bytes));
@@ -72,7 +72,7 @@ void RegisterAll() {
   struct Format {
     const char* name;
     DType dtype;
-    Wire wire = Wire::kFull;
+    WireDtype wire_dtype = WireDtype::kFull;
   };
   const Format formats[] = {{"float32", DType::kFloat32},
                             {"bfloat16", DType::kBFloat16},
@@ -82,17 +82,17 @@ void RegisterAll() {
                             {"int16", DType::kInt16},
                             {"int8", DType::kInt8},
                             {"int64", DType::kInt64},
-                            {"float32 as int16", DType::kFloat32, Wire::kInt16},
-                            {"float32 as int8", DType::kFloat32, Wire::kInt8},
-                            {"float32 as int4", DType::kFloat32, Wire::kInt4}};
+                            {"float32 as int16", DType::kFloat32, WireDtype::kInt16},
+                            {"float32 as int8", DType::kFloat32, WireDtype::kInt8},
+                            {"float32 as int4", DType::kFloat32, WireDtype::kInt4}};
   for (const auto& [step_name, step] : steps) {
-    for (const auto& [format_name, dtype, wire] : formats) {
+    for (const auto& [format_name, dtype, wire_dtype] : formats) {
       if (step == Step::kExponent && !IsFloat(dtype)) continue;
       for (bool cold : {false, true}) {
         if (cold && dtype != DType::kFloat32) continue;
         const std::string name = std::string(step_name) + "/" + format_name + (cold ? "/cold" : "/hot");
         auto* registered =
-            benchmark::RegisterBenchmark(name.c_str(), Run, step, dtype, wire, cold)->ArgName("devices")->Arg(1);
+            benchmark::RegisterBenchmark(name.c_str(), Run, step, dtype, wire_dtype, cold)->ArgName("devices")->Arg(1);
         if (dtype == DType::kFloat32 || dtype == DType::kBFloat16) registered->Arg(2)->Arg(4);
       }
     }

@@ -18,9 +18,9 @@ from typing import Any
 
 from jax_passing.config import address_text
 from jax_passing.errors import ClosedError, Failure, HostLostError, JoinError
-from jax_passing.for_jax.connection import Connection
+from jax_passing.for_jax.connection import PeerConnection
 from jax_passing.for_jax.frames import REPLIES, Frame, FrameError, Kind
-from jax_passing.for_jax.groups import Group
+from jax_passing.for_jax.groups import DeviceGroup
 from jax_passing.for_jax.matching import Ends, Matching, Request
 from jax_passing.host.control.loop import Loop
 from jax_passing.protocol import keys, secure_channel
@@ -62,8 +62,8 @@ class Channels:
         self._token = secrets.randbits(64)
         self._listener: socket.socket | None = None
         self._peers: dict[int, tuple[str, int, int]] = {}  # host, port and token
-        self._receivers: dict[int, Connection] = {}  # whom this host called
-        self._senders: dict[int, Connection] = {}  # who called it
+        self._receivers: dict[int, PeerConnection] = {}  # whom this host called
+        self._senders: dict[int, PeerConnection] = {}  # who called it
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._handshakes = Handshakes(HANDSHAKES_PER_ADDRESS)
@@ -90,13 +90,15 @@ class Channels:
                 )
             self._peers[rank] = found[1], int(found[2]), int(found[3], 16)
 
-    def send(self, group: Group, own_index: int, to_index: int, tag: int, data: memoryview, request: Request) -> None:
+    def send(
+        self, group: DeviceGroup, own_index: int, to_index: int, tag: int, data: memoryview, request: Request
+    ) -> None:
         """Sends the bytes, which must stay as they are until the request is done."""
         ends = Ends(group.hosts[to_index], group.id, own_index, to_index, tag)
         self._post(self._matching.send, ends, group.name, data, request)
 
     def receive(
-        self, group: Group, own_index: int, from_index: int, tag: int, buffer: memoryview, request: Request
+        self, group: DeviceGroup, own_index: int, from_index: int, tag: int, buffer: memoryview, request: Request
     ) -> None:
         """Receives as many bytes as the buffer has, which nobody else may use until the request is done."""
         ends = Ends(group.hosts[from_index], group.id, from_index, own_index, tag)
@@ -189,13 +191,13 @@ class Channels:
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
                 oldest.cancel()
-            connection = Connection(None)
+            connection = PeerConnection(None)
             task = self._begin(self._greet(connected, address, connection))
             self._strangers[task] = None
             task.add_done_callback(partial(self._after_greeting, connected, connection))
             await asyncio.sleep(0)  # others have their turn, though all call at once
 
-    def _after_greeting(self, connected: socket.socket, connection: Connection, task: asyncio.Task[None]) -> None:
+    def _after_greeting(self, connected: socket.socket, connection: PeerConnection, task: asyncio.Task[None]) -> None:
         self._strangers.pop(task, None)
         if task.cancelled() or task.exception() is not None:
             self.strangers_dropped += 1
@@ -203,7 +205,7 @@ class Channels:
             connection.give_up()
             connected.close()
 
-    async def _greet(self, connected: socket.socket, address: str, connection: Connection) -> None:
+    async def _greet(self, connected: socket.socket, address: str, connection: PeerConnection) -> None:
         """Takes a caller for a host of the job once it has said the token."""
         tls = None if self._key is None else secure_channel.context(self._key, server_side=True)
         async with asyncio.timeout(GREETING_S):
@@ -232,7 +234,7 @@ class Channels:
             self._senders[peer].send(frame, data)
             return
         if peer not in self._receivers:
-            self._receivers[peer] = Connection(self._hello(peer))
+            self._receivers[peer] = PeerConnection(self._hello(peer))
             self._begin(self._call(peer))
         self._receivers[peer].send(frame, data)
 
@@ -255,7 +257,7 @@ class Channels:
                 if self._loop.time() + RETRY_S > until:
                     self._fail_here(self._unreachable(peer, error))
                     return
-                self._receivers[peer] = Connection(self._hello(peer), connection.unsent)
+                self._receivers[peer] = PeerConnection(self._hello(peer), connection.unsent)
                 await asyncio.sleep(RETRY_S)
         matching = self._matching
         connection.converse(
@@ -264,7 +266,7 @@ class Channels:
             partial(self._lost, matching.lost_receiver, peer),
         )
 
-    async def _connect(self, peer: int, connection: Connection) -> None:
+    async def _connect(self, peer: int, connection: PeerConnection) -> None:
         host, port, _ = self._peers[peer]
         tls = None if self._key is None else secure_channel.context(self._key, server_side=False)
         name = None if tls is None else secure_channel.server_name(self._job)

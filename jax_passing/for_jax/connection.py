@@ -12,7 +12,7 @@ PIECE_BYTES = 256 * 1024  # are given to asyncio at once
 UNSENT_BYTES = 512 * 1024  # in asyncio's buffer at most, and a piece
 
 
-class Connection(asyncio.BufferedProtocol):
+class PeerConnection(asyncio.BufferedProtocol):
     """One end of a connection: first both ends greet, then they converse.
 
     Attributes:

@@ -8,7 +8,7 @@ from jax_passing.errors import names
 
 
 @dataclass(frozen=True)
-class Group:
+class DeviceGroup:
     """Some devices make collectives together.
 
     Attributes:
@@ -27,7 +27,7 @@ class Group:
         return tuple(sorted(set(self.hosts)))
 
 
-def group(number: int, devices: Sequence[int], host_of: Mapping[int, int]) -> Group:
+def group(number: int, devices: Sequence[int], host_of: Mapping[int, int]) -> DeviceGroup:
     """Returns the group of these devices, in their order.
 
     Args:
@@ -45,4 +45,4 @@ def group(number: int, devices: Sequence[int], host_of: Mapping[int, int]) -> Gr
     digest = hashlib.sha256(f"{number} {list(devices)} {hosts}".encode()).digest()
     count = "1 device" if len(devices) == 1 else f"{len(devices)} devices"
     name = f"{count}, from device {devices[0]} on, of {names(sorted(set(hosts)))}"
-    return Group(int.from_bytes(digest[:8]) >> 1, name, hosts)
+    return DeviceGroup(int.from_bytes(digest[:8]) >> 1, name, hosts)

@@ -42,7 +42,7 @@ class Server:
         self._opening = Opening(Shared)
         self._splits: Counter[tuple[int, tuple[int, ...]]] = Counter()  # by a device's key and all devices of its group
         # As long as XLA's communicators: it keeps one for each group, and frees none before its client ends.
-        self._groups: dict[int, groups.Group] = {}
+        self._groups: dict[int, groups.DeviceGroup] = {}
 
     def begin(self) -> tuple[int, int]:
         """Returns this process's rank, and how many there are. JAX has no devices yet. Raises ConfigError."""

@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from jax_passing._compat.process import coordinator, told_in
 from jax_passing.errors import Failure, ProgramMismatchError, names
-from jax_passing.for_jax.groups import Group
+from jax_passing.for_jax.groups import DeviceGroup
 from jax_passing.protocol import keys
 
 log = logging.getLogger("jax_passing")
@@ -65,7 +65,7 @@ class Waits:
         self._own: dict[tuple[int, int], tuple[Wait, float]] = {}  # by group and device; with when it was told
         self._warned: set[Wait] = set()
 
-    def stalled(self, group: Group, device: int, wait: Wait, still_s: float) -> Failure | None:
+    def stalled(self, group: DeviceGroup, device: int, wait: Wait, still_s: float) -> Failure | None:
         """Tells the other hosts what a device of this one, with this index in the group, waits in. Returns why it waits
         in vain, if what they told shows it."""
         told = self._tell(group.host_set, device, wait)
@@ -93,7 +93,7 @@ class Waits:
             self._warned.add(wait)
             return is_new
 
-    def _others_text(self, group: Group, wait: Wait, told: dict[int, list[Told]]) -> str:
+    def _others_text(self, group: DeviceGroup, wait: Wait, told: dict[int, list[Told]]) -> str:
         # A wait may be over: nobody takes back what was told.
         texts, absent = [], []
         for rank in group.host_set:

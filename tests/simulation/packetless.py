@@ -3,7 +3,7 @@
 It needs nothing but what is installed.
 """
 
-from jax_passing.switch.data_planes.data_plane import Group
+from jax_passing.switch.data_planes.data_plane import MulticastGroup
 from simulation.switches import SwitchMachine
 from simulation.world import World
 from support.switch.control import RecordingDataPlane
@@ -34,7 +34,7 @@ class PacketlessDataPlane(RecordingDataPlane):
         self._world = world
 
     def group(self, job, own_address):
-        self.offered = Group("239.192.0.1", 7172, own_address) if self._world.happens(0.5) else None
+        self.offered = MulticastGroup("239.192.0.1", 7172, own_address) if self._world.happens(0.5) else None
         return self.offered
 
     def probe(self, group, job, epoch, nonce): ...

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from jax_passing import _native
 from jax_passing.errors import ClosedError
-from jax_passing.host.control.outside import Link, TransportEvents
+from jax_passing.host.control.outside import TransportEvents, WelcomedShard
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.stream import Stream, StreamOwner
 
@@ -260,12 +260,12 @@ class Loop(StreamOwner):
     def open_socket(self, host: str, port: int) -> PacketSocket:
         return PacketSocket(self._loop, host, port)
 
-    def start_transport(self, links: Sequence[Link], events: TransportEvents, **settings: Any) -> Transport:
+    def start_transport(self, links: Sequence[WelcomedShard], events: TransportEvents, **settings: Any) -> Transport:
         native = _native.Transport([_link(link) for link in links], **settings)
         return Transport(native, self._loop, events)
 
 
-def _link(link: Link) -> _native.ShardLink:
+def _link(link: WelcomedShard) -> _native.ShardLink:
     welcome, packets = link.welcome, link.socket
     assert isinstance(packets, PacketSocket)
     packets.stop_listening()

@@ -27,7 +27,7 @@ class PacketSocket(Protocol):
     def close(self) -> None: ...
 
 
-class Link(Protocol):
+class WelcomedShard(Protocol):
     """A transport needs this of a job at one of its switches."""
 
     @property
@@ -79,5 +79,5 @@ class HostOutside(outside.Outside, Protocol):
     def open_socket(self, host: str, port: int) -> PacketSocket:
         """Raises OSError."""
 
-    def start_transport(self, links: Sequence[Link], events: TransportEvents, **settings: Any) -> Transport:
+    def start_transport(self, links: Sequence[WelcomedShard], events: TransportEvents, **settings: Any) -> Transport:
         """`settings`: those of _native.Transport. It takes the sockets. Raises ValueError."""

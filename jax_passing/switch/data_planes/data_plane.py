@@ -31,7 +31,7 @@ def unexpected(error: Exception) -> bool:
 
 
 @dataclass(frozen=True)
-class Group:
+class MulticastGroup:
     """A group is an IPv4 multicast group whose members hear a job's results, each sent once for all workers."""
 
     address: str
@@ -39,14 +39,14 @@ class Group:
     source: str  # our own address, as the workers know it: they hear no other's packets
 
 
-def group_of(job: int, own_address: str, port: int) -> Group | None:
+def group_of(job: int, own_address: str, port: int) -> MulticastGroup | None:
     """Returns the group of a job of the switch at this address and port; None if the address isn't IPv4."""
     own = ipaddress.ip_address(own_address)
     if own.version != 4:
         return None
     # Jobs of this switch get groups of their own, and switches on one network most likely, too.
     shift = zlib.crc32(own.packed + port.to_bytes(2)) + job
-    return Group(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
+    return MulticastGroup(str(GROUPS[shift % GROUPS.num_addresses]), GROUP_PORT, own_address)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class JobSlots:
     slot_first: int
     slot_count: int  # a power of two
     addresses: tuple[tuple[str, int], ...]  # IP address and UDP port of each worker: a host, or a child switch
-    group: Group | None = None  # all workers hear it
+    group: MulticastGroup | None = None  # all workers hear it
     parent: Parent | None = None  # None at the root of a tree, or if there is but one level
     keys: JobKeys | None = None  # None: packets have no tags
     reach: int = REACH_MAX  # how far ahead of the furthest complete position a contribution may be (reach.py)
@@ -129,7 +129,7 @@ class DataPlane(Protocol):
     def worker_limit(self) -> int:
         """So many may contribute to a slot at most; 64 fit into the protocol's bitmap."""
 
-    def group(self, job: int, own_address: str) -> Group | None:
+    def group(self, job: int, own_address: str) -> MulticastGroup | None:
         """Returns where results of this job could go once for all ranks, if its hosts turn out to hear that.
 
         `own_address` is the switch's, as all the hosts know it. None if every packet is addressed to one worker: a
@@ -142,7 +142,7 @@ class DataPlane(Protocol):
         Raises OSError.
         """
 
-    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
         """Sends a burst (wire/probe.h) to the group, before the job is added."""
 
     def add_job(self, job: JobSlots) -> None:

@@ -18,8 +18,8 @@ from jax_passing.protocol.packet import LANES_MAX, WORKERS_MAX
 from jax_passing.switch.data_planes import libbpf
 from jax_passing.switch.data_planes.data_plane import (
     DataPlaneError,
-    Group,
     JobSlots,
+    MulticastGroup,
     SlotVersion,
     group_of,
     is_power_of_two,
@@ -118,7 +118,7 @@ class EbpfDataPlane:
         assert self._slots.value_bytes == _SLOT_BYTES
         assert self._counters.value_bytes == 8 * len(_COUNTERS)
 
-    def group(self, job: int, own_address: str) -> Group | None:
+    def group(self, job: int, own_address: str) -> MulticastGroup | None:
         """Returns a group if all are behind one device, such as a bridge: there the network copies results. Else each
         worker is sent its own."""
         return group_of(job, own_address, self.port) if self._multicast else None
@@ -129,7 +129,7 @@ class EbpfDataPlane:
     def hears_parents_group(self, job: int) -> bool:
         return True  # it has no parent
 
-    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
         burst, size = _native.probe_burst(job=job, epoch=epoch, nonce=nonce, lanes=self.lanes_per_chunk)
         self._sender.send_packets(burst, size, (group.address, group.port))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_planes.data_plane import Group, JobSlots, SlotVersion, unexpected
+from jax_passing.switch.data_planes.data_plane import JobSlots, MulticastGroup, SlotVersion, unexpected
 from jax_passing.switch.data_planes.device import Device, Neighbour, ip_number, mac_number
 from jax_passing.switch.data_planes.pipeline import DeviceError, Entry, Pipeline, UnreadableError
 
@@ -80,13 +80,13 @@ class P4DataPlane:
         own = {"mac": mac_number(self._device.mac)}
         return [Entry("own_address", {"ip": ip_number(self._device.address)}, "set_own_mac", own)]
 
-    def group(self, job: int, own_address: str) -> Group | None:
+    def group(self, job: int, own_address: str) -> MulticastGroup | None:
         return None
 
     def socket_to(self, host: str, port: int) -> None:
         return None
 
-    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
         raise NotImplementedError("each copy of a result is addressed to its worker: there is no group to probe")
 
     def stop_multicast(self, job: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from jax_passing import _native
 from jax_passing.protocol.packet import WORKERS_MAX
-from jax_passing.switch.data_planes.data_plane import Group, JobSlots, Parent, SlotVersion, group_of
+from jax_passing.switch.data_planes.data_plane import JobSlots, MulticastGroup, Parent, SlotVersion, group_of
 
 
 class SoftwareDataPlane:
@@ -39,13 +39,13 @@ class SoftwareDataPlane:
             own_addresses=list(job.own_addresses),
         )
 
-    def group(self, job: int, own_address: str) -> Group | None:
+    def group(self, job: int, own_address: str) -> MulticastGroup | None:
         return group_of(job, own_address, self.port) if self._multicast else None
 
     def socket_to(self, host: str, port: int) -> _native.UdpSocket | None:
         return _native.UdpSocket(host, port)
 
-    def probe(self, group: Group, job: int, epoch: int, nonce: int) -> None:
+    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
         self._native.probe(group=_native_group(group), job=job, epoch=epoch, nonce=nonce, lanes=self.lanes_per_chunk)
 
     def stop_multicast(self, job: int) -> None:
@@ -87,5 +87,5 @@ def _native_parent(parent: Parent) -> _native.ParentLink:
     )
 
 
-def _native_group(group: Group) -> tuple[tuple[str, int], str]:
+def _native_group(group: MulticastGroup) -> tuple[tuple[str, int], str]:
     return (group.address, group.port), group.source

@@ -15,9 +15,9 @@ from jax_passing.protocol.outside import Outside
 from jax_passing.switch.data_planes.data_plane import DataPlane, JobKeys, JobSlots, Parent, unexpected
 from jax_passing.switch.data_planes.reach import reach
 from jax_passing.switch.jobs.admission import RefusalError, least, plan_for
-from jax_passing.switch.jobs.epoch_states import Event, State
+from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch, Member
-from jax_passing.switch.jobs.group_probe import GroupProbe, Step
+from jax_passing.switch.jobs.group_probe import GroupProbe, ProbeStep
 from jax_passing.switch.jobs.slot_partition import SlotPartition
 
 log = logging.getLogger("jax_passing.switch")
@@ -63,7 +63,7 @@ class EpochStart:
     def prepare(self, epoch: Epoch, above: messages.Prepare | None = None) -> None:
         """Is called when all ranks are here; at a switch below, when the parent says so. Comes again if one of them
         went meanwhile."""
-        if epoch.state is State.PREPARING:
+        if epoch.state is EpochState.PREPARING:
             self.step_back(epoch)
         epoch.on(Event.ALL_HERE)
         epoch.attempt += 1
@@ -113,12 +113,12 @@ class EpochStart:
 
     def prepared(self, epoch: Epoch, member: Member, attempt: int) -> None:
         """Notes that a rack's switch is prepared."""
-        if epoch.state is State.PREPARING and attempt == epoch.attempt:
+        if epoch.state is EpochState.PREPARING and attempt == epoch.attempt:
             member.prepared = True
             self._go_on(epoch)
 
     def _go_on(self, epoch: Epoch) -> None:
-        if epoch.state is not State.PREPARING or epoch.probe is not None:
+        if epoch.state is not EpochState.PREPARING or epoch.probe is not None:
             return
         if not all(member.prepared for member in epoch.members):
             return
@@ -170,15 +170,15 @@ class EpochStart:
         if probe is None:
             return
         match probe.step(self._outside.now()):
-            case Step.SEND:
+            case ProbeStep.SEND:
                 try:
                     self._data_plane.probe(probe.group, epoch.job.number, epoch.number, probe.nonce)
                 except Exception as error:  # whatever the device's driver raises
                     probe.fail(f"the data plane can't send to {probe.group.address} ({error})")
-            case Step.HEARD:
+            case ProbeStep.HEARD:
                 epoch.probe, epoch.group = None, probe.group
                 self._go_on(epoch)
-            case Step.NOT_HEARD:
+            case ProbeStep.NOT_HEARD:
                 log.info("%s: each member is sent its own results: %s", epoch, probe.reason)
                 epoch.probe = None
                 self._go_on(epoch)

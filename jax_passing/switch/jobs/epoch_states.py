@@ -4,7 +4,7 @@ table."""
 import enum
 
 
-class State(enum.Enum):
+class EpochState(enum.Enum):
     FORMING = "forming"  # some ranks are here
     PREPARING = "preparing"  # all are: slots are reserved, and members are asked whether they hear multicast
     RUNNING = "running"
@@ -23,14 +23,14 @@ class Event(enum.Enum):
 
 # Nothing else can happen.
 NEXT = {
-    (State.FORMING, Event.ALL_HERE): State.PREPARING,
-    (State.FORMING, Event.LAST_GONE): State.OVER,
-    (State.FORMING, Event.REFUSED): State.OVER,
-    (State.FORMING, Event.FAILED): State.OVER,
-    (State.PREPARING, Event.GONE): State.FORMING,
-    (State.PREPARING, Event.ALL_PREPARED): State.RUNNING,
-    (State.PREPARING, Event.REFUSED): State.OVER,
-    (State.PREPARING, Event.FAILED): State.OVER,
-    (State.RUNNING, Event.ALL_LEFT): State.OVER,
-    (State.RUNNING, Event.FAILED): State.OVER,
+    (EpochState.FORMING, Event.ALL_HERE): EpochState.PREPARING,
+    (EpochState.FORMING, Event.LAST_GONE): EpochState.OVER,
+    (EpochState.FORMING, Event.REFUSED): EpochState.OVER,
+    (EpochState.FORMING, Event.FAILED): EpochState.OVER,
+    (EpochState.PREPARING, Event.GONE): EpochState.FORMING,
+    (EpochState.PREPARING, Event.ALL_PREPARED): EpochState.RUNNING,
+    (EpochState.PREPARING, Event.REFUSED): EpochState.OVER,
+    (EpochState.PREPARING, Event.FAILED): EpochState.OVER,
+    (EpochState.RUNNING, Event.ALL_LEFT): EpochState.OVER,
+    (EpochState.RUNNING, Event.FAILED): EpochState.OVER,
 }

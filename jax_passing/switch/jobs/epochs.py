@@ -7,8 +7,8 @@ from jax_passing import _native
 from jax_passing.errors import names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Connection
-from jax_passing.switch.data_planes.data_plane import Group
-from jax_passing.switch.jobs.epoch_states import NEXT, Event, State
+from jax_passing.switch.data_planes.data_plane import MulticastGroup
+from jax_passing.switch.jobs.epoch_states import NEXT, EpochState, Event
 from jax_passing.switch.jobs.group_probe import GroupProbe
 
 
@@ -86,7 +86,7 @@ class Member:
 
     @property
     def has_started(self) -> bool:
-        return self.epoch is not None and self.epoch.state in (State.RUNNING, State.OVER)
+        return self.epoch is not None and self.epoch.state in (EpochState.RUNNING, EpochState.OVER)
 
     def remaining(self) -> list[int]:
         """Returns its ranks that haven't left."""
@@ -117,7 +117,7 @@ class Epoch:
     job: "Job"
     number: int
     world_size: int
-    state: State = State.FORMING
+    state: EpochState = EpochState.FORMING
     members: list[Member] = field(default_factory=list)
     uplink: ParentConnection | None = None  # to the parent, if the switch has one
     attempt: int = 0  # how often it was PREPARING
@@ -126,7 +126,7 @@ class Epoch:
     plan: messages.Prepare | None = None  # what all levels can do, as the root says; while PREPARING and RUNNING
     slot_first: int | None = None  # while slots are reserved: from PREPARING on, until nobody can need them any more
     probe: GroupProbe | None = None  # while members are asked
-    group: Group | None = None  # where results go; None: to each member
+    group: MulticastGroup | None = None  # where results go; None: to each member
     gone: set[int] = field(default_factory=set)  # ranks that were here before it started, and gave up or were ended
     left: set[int] = field(default_factory=set)  # of all ranks of the job
     left_since: float = 0.0  # when the first of them did

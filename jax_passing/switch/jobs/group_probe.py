@@ -9,14 +9,14 @@ import enum
 from collections.abc import Collection
 
 from jax_passing.errors import names
-from jax_passing.switch.data_planes.data_plane import Group
+from jax_passing.switch.data_planes.data_plane import MulticastGroup
 
 READY_S = 3.0  # hosts answer at once, if they aren't very busy; one that doesn't is stopped or stuck
 ROUNDS = 5  # a burst may lose packets, and switches on the way may still be learning who has joined
 ROUND_S = 0.04  # until the second burst; each further one waits twice as long, for hosts that are too busy to answer
 
 
-class Step(enum.Enum):
+class ProbeStep(enum.Enum):
     WAIT = enum.auto()
     SEND = enum.auto()  # a burst is due
     HEARD = enum.auto()  # by all: results go to the group
@@ -32,7 +32,7 @@ class GroupProbe:
       reason: why it is NOT_HEARD.
     """
 
-    def __init__(self, group: Group, nonce: int, ranks: Collection[int], now: float):
+    def __init__(self, group: MulticastGroup, nonce: int, ranks: Collection[int], now: float):
         """Begins to ask. `ranks`: the lowest of each member of the job."""
         self.group = group
         self.nonce = nonce
@@ -56,23 +56,23 @@ class GroupProbe:
         """The group is of no use."""
         self.reason = reason
 
-    def step(self, now: float) -> Step:
+    def step(self, now: float) -> ProbeStep:
         """Says what to do now. Call it after each message, and every few milliseconds."""
         if self.reason:
-            return Step.NOT_HEARD
+            return ProbeStep.NOT_HEARD
         if not self._deaf:
-            return Step.HEARD
+            return ProbeStep.HEARD
         if self._unready:
             if now >= self._next:
                 self.reason = f"{names(sorted(self._unready))} didn't answer for {READY_S:g} s"
-                return Step.NOT_HEARD
-            return Step.WAIT
+                return ProbeStep.NOT_HEARD
+            return ProbeStep.WAIT
         if self._rounds_left == ROUNDS or now >= self._next:
             if self._rounds_left == 0:
                 self.reason = f"the group {self.group.address} doesn't reach {names(sorted(self._deaf))}"
-                return Step.NOT_HEARD
+                return ProbeStep.NOT_HEARD
             self._rounds_left -= 1
             self._next = now + self._round_s
             self._round_s *= 2
-            return Step.SEND
-        return Step.WAIT
+            return ProbeStep.SEND
+        return ProbeStep.WAIT

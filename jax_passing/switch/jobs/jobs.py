@@ -13,7 +13,7 @@ from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.jobs.admission import RefusalError, check_fits
 from jax_passing.switch.jobs.epoch_start import EpochStart
-from jax_passing.switch.jobs.epoch_states import Event, State
+from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch, Job, Member, ParentConnection
 from jax_passing.switch.jobs.numbers import Numbers
 
@@ -73,7 +73,7 @@ class JobTable:
         """Ends what the same process has here: it gave an old connection up, though that news may not have arrived."""
         for old in list(job.epoch.members) if job.epoch is not None else []:
             epoch = old.epoch
-            if old is member or epoch is None or epoch.state is State.OVER:
+            if old is member or epoch is None or epoch.state is EpochState.OVER:
                 continue
             if member.rack and old.rack and old.instance == member.instance:
                 self.lose(epoch, old, "connected anew")
@@ -91,13 +91,13 @@ class JobTable:
                 job.number = self._numbers.new_job({known.number for known in self._jobs.values()})
             epoch = Epoch(job, self._numbers.new_epoch(job.number), join.world_size)
             job.lost = set()
-        elif epoch.state is State.RUNNING:
+        elif epoch.state is EpochState.RUNNING:
             raise RefusalError(
                 f"Job {job.name!r} is running (epoch {epoch.number}) and rank {join.rank} is in it. Stop that run, or "
                 f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
                 f"{self._lease_s:g} s; then the job can be joined again."
             )
-        elif epoch.state is State.PREPARING and epoch.uplink is not None:
+        elif epoch.state is EpochState.PREPARING and epoch.uplink is not None:
             # The parent counts on the ranks that were here, and we have said that these are prepared.
             raise RefusalError(
                 f"Job {job.name!r} is starting (epoch {epoch.number}) with {epoch.world_size} other hosts: rank "
@@ -170,7 +170,7 @@ class JobTable:
 
     def refuse_all(self, epoch: Epoch, message: str, kind: str = JoinError.__name__) -> None:
         """Sends all who wait away, here and at all other switches."""
-        if epoch.state is State.OVER:
+        if epoch.state is EpochState.OVER:
             return
         message = message[: messages.TEXT_MAX]
         log.warning("refused %s: %s", epoch, message)
@@ -195,7 +195,7 @@ class JobTable:
         epoch.on(event)
         if epoch.job.epoch is epoch:
             epoch.job.epoch = None
-        if was is State.RUNNING and epoch.slot_first is not None:
+        if was is EpochState.RUNNING and epoch.slot_first is not None:
             self._remove_from_data_plane(epoch)
         self.starts.release(epoch)
         if uplink is not None:
@@ -222,7 +222,7 @@ class JobTable:
 
     def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | ParentConnection | None = None) -> None:
         """Ends the epoch and tells all members, and the parent, but not the one that said so."""
-        if epoch.state is State.OVER:
+        if epoch.state is EpochState.OVER:
             return
         log.warning("%s failed: %s: %s", epoch, failed.kind, failed.message)
         joined = epoch.joined()
@@ -242,7 +242,7 @@ class JobTable:
         if not member.ranks:
             epoch.members.remove(member)
             member.epoch, member.alone_since = None, self._outside.now()
-        if epoch.state is State.PREPARING:
+        if epoch.state is EpochState.PREPARING:
             self.starts.step_back(epoch)
         if not epoch.members:
             self._end(epoch, Event.LAST_GONE)
@@ -250,21 +250,21 @@ class JobTable:
 
     def gone(self, epoch: Epoch, member: Member, rank: int, reason: str, likely: str = CRASHED) -> None:
         """One rank is gone: that ends a running epoch, and lets another host take it in one that forms."""
-        if epoch.state in (State.FORMING, State.PREPARING):
+        if epoch.state in (EpochState.FORMING, EpochState.PREPARING):
             log.info("%s: rank %d %s", epoch, rank, reason)
             self._drop(epoch, member, rank)
             if not member.rack:
                 member.connection.close()
-        elif epoch.state is State.RUNNING and rank not in epoch.left:
+        elif epoch.state is EpochState.RUNNING and rank not in epoch.left:
             self._fail_lost(epoch, f"Rank {rank} {reason}", likely, [rank])
 
     def lose(self, epoch: Epoch, member: Member, reason: str, likely: str = CRASHED) -> None:
         """A member is gone, with all of its ranks. `likely`: why, for people."""
-        if epoch.state in (State.FORMING, State.PREPARING):
+        if epoch.state in (EpochState.FORMING, EpochState.PREPARING):
             for rank in sorted(member.ranks):
                 self.gone(epoch, member, rank, reason, likely)
             member.connection.close()
-        elif epoch.state is State.RUNNING and (remaining := member.remaining()):
+        elif epoch.state is EpochState.RUNNING and (remaining := member.remaining()):
             self._fail_lost(epoch, f"{member.at_start} {reason}", likely, remaining)
 
     def _fail_lost(self, epoch: Epoch, what: str, likely: str, ranks: Collection[int]) -> None:
@@ -296,9 +296,9 @@ class JobTable:
     # The parent says this.
 
     def prepare(self, epoch: Epoch, prepare: messages.Prepare) -> None:
-        if epoch.state is State.RUNNING:
+        if epoch.state is EpochState.RUNNING:
             return
-        if epoch.state is State.PREPARING:
+        if epoch.state is EpochState.PREPARING:
             self.starts.step_back(epoch)
         epoch.announced = prepare
         self._prepare_announced(epoch)
@@ -310,22 +310,26 @@ class JobTable:
         prepare anew without the other. If we went ahead, one might contribute whom the parent has refused.
         """
         announced = epoch.announced
-        if announced is not None and epoch.state is State.FORMING and set(announced.ranks) == epoch.joined().keys():
+        if (
+            announced is not None
+            and epoch.state is EpochState.FORMING
+            and set(announced.ranks) == epoch.joined().keys()
+        ):
             epoch.announced = None
             self.starts.prepare(epoch, announced)
 
     def welcome(self, epoch: Epoch, welcome: messages.Welcome) -> None:
         # Else a rank went away meanwhile: the parent was told, and will say that the epoch failed.
-        if epoch.state is State.PREPARING:
+        if epoch.state is EpochState.PREPARING:
             self.starts.start(epoch, welcome)
 
     def parent_lost(self, epoch: Epoch, reason: str) -> None:
         """Ends a running epoch; while one forms, the parent may come back."""
         assert epoch.uplink is not None
         epoch.announced = None
-        if epoch.state is State.PREPARING:
+        if epoch.state is EpochState.PREPARING:
             self.starts.step_back(epoch)
-        elif epoch.state is State.RUNNING:
+        elif epoch.state is EpochState.RUNNING:
             message = (
                 f"The switch at {epoch.own_name} lost its parent, the switch at {epoch.uplink.name} ({epoch}): "
                 f"{reason}. Look at that switch's log, restart it if it died, then call jax_passing.init again on "
@@ -336,7 +340,7 @@ class JobTable:
     def relay(self, epoch: Epoch, relay: messages.Relay, source: Member | ParentConnection) -> None:
         """Hands what rank 0 says to everybody else."""
         for member in list(epoch.members):
-            if epoch.state is not State.RUNNING:
+            if epoch.state is not EpochState.RUNNING:
                 return
             if member is not source and member.remaining() and not member.connection.send(relay):
                 self.lose(epoch, member, "stopped reading what rank 0 sends", STANDS_STILL)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from jax_passing.errors import JoinError, SwitchUnreachableError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs.admission import differences
-from jax_passing.switch.jobs.epoch_states import State
+from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
 
@@ -20,11 +20,11 @@ PARENT_GRACE_S = 1.0  # the root keeps the join deadlines, and knows who is abse
 
 def end_waits(jobs: JobTable, epoch: Epoch, now: float) -> None:
     """Ends the waits of ranks that have waited long enough. The root keeps the deadlines of all."""
-    if epoch.state is State.RUNNING:
+    if epoch.state is EpochState.RUNNING:
         return
     uplink = epoch.uplink
     grace_s = PARENT_GRACE_S if uplink is not None and uplink.is_connected else 0.0
-    stuck = epoch.state is State.PREPARING and uplink is None and now >= epoch.preparing_since + PREPARE_S
+    stuck = epoch.state is EpochState.PREPARING and uplink is None and now >= epoch.preparing_since + PREPARE_S
     late = [
         (member.ranks[rank], until)
         for member in epoch.members
@@ -62,7 +62,7 @@ def _why_not_started(epoch: Epoch) -> Callable[[str], str] | None:
     job, uplink = f"job {epoch.job.name!r} (world size {epoch.world_size})", epoch.uplink
     if uplink is not None:
         return lambda waited: uplink.explain(f"{job} didn't start {waited}")
-    if epoch.state is State.PREPARING:
+    if epoch.state is EpochState.PREPARING:
         late = ", ".join(str(member) for member in epoch.members if not member.prepared)
         if not late:
             return None

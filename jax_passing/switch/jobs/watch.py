@@ -8,7 +8,7 @@ from jax_passing.errors import SwitchLostError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside, Timer
 from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
-from jax_passing.switch.jobs.epoch_states import State
+from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.waits import end_waits
@@ -56,7 +56,7 @@ class Watch:
                 self._end_faulty(epoch, error)
 
     def _look_at(self, epoch: Epoch, now: float, lost: str) -> None:
-        if lost and epoch.state is State.RUNNING:
+        if lost and epoch.state is EpochState.RUNNING:
             message = (
                 f"The switch's device has lost the job: {lost}. Look at it, then call jax_passing.init again on every "
                 "host."
@@ -64,9 +64,9 @@ class Watch:
             self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, message))
             return
         end_waits(self._jobs, epoch, now)
-        if epoch.uplink is not None and epoch.state is State.RUNNING:
+        if epoch.uplink is not None and epoch.state is EpochState.RUNNING:
             epoch.uplink.check_group(self._data_plane.hears_parents_group(epoch.job.number))
-        is_left = epoch.state is State.RUNNING and epoch.slot_first is not None and epoch.left
+        is_left = epoch.state is EpochState.RUNNING and epoch.slot_first is not None and epoch.left
         if is_left and now - epoch.left_since > LEAVE_LEASES * self._lease_s:
             self._jobs.free_slots(epoch)
 
@@ -100,7 +100,7 @@ class Watch:
             "says more about. Call jax_passing.init again on every host."
         )[: messages.TEXT_MAX]
         try:
-            if epoch.state is State.RUNNING:
+            if epoch.state is EpochState.RUNNING:
                 self._jobs.fail(epoch, messages.Failed(SwitchLostError.__name__, text))
             else:
                 self._jobs.refuse_all(epoch, text)

@@ -15,7 +15,7 @@ from jax_passing.errors import HostJoinedError, HostLostError, JoinError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Connection, Outside, Timer
 from jax_passing.switch.jobs.admission import check_path
-from jax_passing.switch.jobs.epoch_states import State
+from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.meetings.parties import Parties, parties_of
@@ -152,7 +152,7 @@ class Meeting:
         self.stop()
         job = self._jobs.of(self.job)
         epoch = None if job is None else job.epoch
-        if epoch is not None and epoch.state is not State.OVER:
+        if epoch is not None and epoch.state is not EpochState.OVER:
             self._look_at(epoch)
         elif waiting := [seat for seat in self._seats if seat.said is not None]:
             self._hold(waiting, set() if job is None else job.lost)
@@ -162,7 +162,7 @@ class Meeting:
 
     def _look_at(self, epoch: Epoch) -> None:
         """Ends an epoch that stands in the way: while it forms or runs nobody can meet."""
-        if epoch.state is not State.RUNNING:
+        if epoch.state is not EpochState.RUNNING:
             back = any(seat.said is not None and seat.instance in self._met for seat in self._seats)
             if (self._is_incomplete or back) and self._is_ours(epoch):
                 text = f"Not all hosts that had met have joined {epoch}: one of them is gone."
@@ -253,7 +253,7 @@ class Meeting:
     def _joins_unmet(self) -> list[int]:
         """Returns the ranks of hosts that wait to join the job, and haven't met anybody."""
         job = self._jobs.of(self.job)
-        if job is None or job.epoch is None or job.epoch.state is not State.FORMING:
+        if job is None or job.epoch is None or job.epoch.state is not EpochState.FORMING:
             return []
         return sorted(rank for rank, join in job.epoch.joined().items() if join.instance not in self._met)
 

@@ -13,7 +13,7 @@ from jax_passing.errors import JoinError, is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.admission import Abilities, RefusalError, rank_of_rack
-from jax_passing.switch.jobs.epoch_states import State
+from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.waits import whom_it_awaits
@@ -77,7 +77,7 @@ class Dispatcher:
 
     def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:
-            case messages.Query(slot, version) if epoch.state is State.RUNNING:
+            case messages.Query(slot, version) if epoch.state is EpochState.RUNNING:
                 if slot is None or epoch.slot_first is None:
                     member.answer(messages.SlotState(left=tuple(sorted(epoch.left))))
                 else:
@@ -85,13 +85,13 @@ class Dispatcher:
                         raise msgspec.DecodeError(f"slot {slot} isn't the job's")
                     self._check_inquiries(member)
                     self._questions.slot_state(epoch, slot, version, member.inquiries, member.answer)
-            case messages.Query() if epoch.state is State.FORMING:
+            case messages.Query() if epoch.state is EpochState.FORMING:
                 member.answer(messages.SlotState(left=(), trouble=whom_it_awaits(epoch)))
             case messages.Query():
                 pass  # it has asked for whom it waits, and all have come meanwhile
-            case messages.CountersQuery() if epoch.state is State.RUNNING:
+            case messages.CountersQuery() if epoch.state is EpochState.RUNNING:
                 member.answer(messages.Counters(dict(self._data_plane.stats())))
-            case messages.Leave() if epoch.state is State.RUNNING:
+            case messages.Leave() if epoch.state is EpochState.RUNNING:
                 self._jobs.leave(epoch, (member.rank,), member)
             case messages.Fail(kind, text, ranks):
                 by = f" (Reported by rank {member.rank}.)"
@@ -107,12 +107,12 @@ class Dispatcher:
                     self._jobs.gone(epoch, member, rank, "closed its connection")
             case messages.Prepared(attempt):
                 self._starts.prepared(epoch, member, attempt)
-            case messages.Ask() if epoch.state is State.RUNNING:
+            case messages.Ask() if epoch.state is EpochState.RUNNING:
                 self._check_inquiries(member)
                 self._questions.answer(epoch, message, member, member.inquiries, member.answer)
-            case messages.Left(ranks) if epoch.state is State.RUNNING and member.ranks.keys() >= set(ranks):
+            case messages.Left(ranks) if epoch.state is EpochState.RUNNING and member.ranks.keys() >= set(ranks):
                 self._jobs.leave(epoch, ranks, member)
-            case messages.Fail(kind, text) if epoch.state is State.PREPARING and is_kind(kind):
+            case messages.Fail(kind, text) if epoch.state is EpochState.PREPARING and is_kind(kind):
                 self._jobs.refuse_all(epoch, text, kind)
             case messages.Fail(kind, text, ranks):
                 self._on_fail(epoch, member, messages.Failed(kind, text, ranks))
@@ -121,11 +121,11 @@ class Dispatcher:
 
     def _on_member(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:
-            case messages.Relay() if 0 in member.ranks and epoch.state is State.RUNNING:
+            case messages.Relay() if 0 in member.ranks and epoch.state is EpochState.RUNNING:
                 self._jobs.relay(epoch, message, member)
             case messages.GroupReady() | messages.GroupHeard():
                 self._starts.group_answer(epoch, member, message)
-            case messages.GroupLost() if epoch.state is State.RUNNING:
+            case messages.GroupLost() if epoch.state is EpochState.RUNNING:
                 self._starts.group_lost(epoch, member)
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} from {member}, {epoch.state.value}")
@@ -133,7 +133,7 @@ class Dispatcher:
     def _on_fail(self, epoch: Epoch, member: Member, failed: messages.Failed) -> None:
         if not is_kind(failed.kind) or any(rank >= epoch.world_size for rank in failed.ranks):
             raise msgspec.DecodeError("Fail with an unknown kind or rank")
-        if epoch.state is State.RUNNING:
+        if epoch.state is EpochState.RUNNING:
             self._jobs.fail(epoch, failed, reporter=member)
 
     def _check_inquiries(self, member: Member) -> None:

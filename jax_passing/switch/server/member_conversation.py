@@ -13,7 +13,7 @@ from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
 from jax_passing.protocol.lease import Lease
 from jax_passing.protocol.outside import Connection, Timer, UnreadError
 from jax_passing.switch.jobs.admission import RefusalError
-from jax_passing.switch.jobs.epoch_states import State
+from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Member
 from jax_passing.switch.jobs.jobs import CRASHED, STANDS_STILL
 from jax_passing.switch.meetings.seats import Seat
@@ -268,4 +268,4 @@ class MemberConversation:
 
 
 def _is_over(member: Member) -> bool:
-    return member.epoch is not None and member.epoch.state is State.OVER
+    return member.epoch is not None and member.epoch.state is EpochState.OVER

@@ -12,7 +12,7 @@ from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Outside, Timer
 from jax_passing.switch.data_planes.data_plane import DataPlane, is_power_of_two
 from jax_passing.switch.jobs.admission import RefusalError, least
-from jax_passing.switch.jobs.epoch_states import State
+from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch, Inquiry, Member
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.tree.parent_call import ParentCall, cant_reach
@@ -118,7 +118,7 @@ class Uplink:
         self._problem = problem
         self._hang_up()
         self._jobs.parent_lost(self._epoch, problem)
-        if self._epoch.state is not State.OVER:
+        if self._epoch.state is not EpochState.OVER:
             self._retry = self._outside.call_later(RETRY_S, self.start)
 
     def _join(self, hello: messages.Hello) -> None:
@@ -147,7 +147,7 @@ class Uplink:
                 self.tell_of(member, rank)
 
     def _on_message(self, message: messages.FromParent) -> None:
-        epoch, jobs, is_running = self._epoch, self._jobs, self._epoch.state is State.RUNNING
+        epoch, jobs, is_running = self._epoch, self._jobs, self._epoch.state is EpochState.RUNNING
         match message:
             case messages.GroupOffer():
                 self._join_group(message)

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from jax_passing.for_jax import waits
-from jax_passing.for_jax.groups import Group
+from jax_passing.for_jax.groups import DeviceGroup
 from jax_passing.for_jax.waits import Wait, Waits
 from jax_passing.protocol import keys
 from support.jax.coordinator import coordinator_of_one
@@ -42,7 +42,7 @@ def host(rank, job="job", key=None, run=""):
 
 
 def stalled(waits, number, what, still_s=1.0, group=GROUP, device=0):
-    return waits.stalled(Group(group, "four devices", (0, 1, 2, 0)), device, Wait(group, number, what), still_s)
+    return waits.stalled(DeviceGroup(group, "four devices", (0, 1, 2, 0)), device, Wait(group, number, what), still_s)
 
 
 def test_hosts_in_the_same_call_wait_on():

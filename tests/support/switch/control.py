@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import msgspec
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch.data_planes.data_plane import Group, SlotVersion
+from jax_passing.switch.data_planes.data_plane import MulticastGroup, SlotVersion
 from jax_passing.switch.server.control_server import ControlServer
 from jax_passing.switch.server.settings import SwitchSettings
 
@@ -17,7 +17,7 @@ logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
 from_switch = messages.decode_from_switch
 
 
-GROUP = Group("239.192.0.1", 7172, "127.0.0.1")
+GROUP = MulticastGroup("239.192.0.1", 7172, "127.0.0.1")
 
 
 async def until(condition):

@@ -7,7 +7,7 @@ import socket
 from types import SimpleNamespace
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch.jobs.epochs import State
+from jax_passing.switch.jobs.epoch_states import EpochState
 from support.switch.control import Switch, in_loop
 
 
@@ -77,7 +77,7 @@ async def kill(switch):
     switch.server._server.close()
     switch.plane._watch.stop()
     for epoch in switch.plane.jobs.epochs():
-        epoch.state = State.OVER
+        epoch.state = EpochState.OVER
         if epoch.uplink is not None:
             epoch.uplink.close()
     for stream in list(switch.server.streams):

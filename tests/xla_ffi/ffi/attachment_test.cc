@@ -54,14 +54,14 @@ TEST_F(AttachmentTest, anotherWorldSize) {
 }
 
 TEST_F(AttachmentTest, aWireWithTooFewBits) {
-  for (const Wire wire : {Wire::kInt4, Wire::kFull}) {
-    const auto site = MakeSite(wire == Wire::kFull ? 7 : 8, 1);
-    ChangeSpec(site).wire_dtype = wire;
+  for (const WireDtype wire_dtype : {WireDtype::kInt4, WireDtype::kFull}) {
+    const auto site = MakeSite(wire_dtype == WireDtype::kFull ? 7 : 8, 1);
+    ChangeSpec(site).wire_dtype = wire_dtype;
     ChangeSpec(site).world_size = kAnyWorldSize;
     collective_->ranks = 8;
     Device a{1};
     rendezvous_.Arrive(site, a.MakeCall(10, 0));
-    if (wire == Wire::kFull) {
+    if (wire_dtype == WireDtype::kFull) {
       collective_->Complete(0);
       EXPECT_EQ(a.Result(), "");
     } else {

@@ -60,9 +60,9 @@ void RunSeed(uint64_t seed, uint32_t tree_levels = 1) {
     const DType dtype = pick(DType::kFloat32, DType::kFloat16, DType::kBFloat16, DType::kFloat64, DType::kInt32,
                              DType::kInt64, DType::kUint8);
     const bool maxima = dtype == DType::kInt32 && (seed + site) % 3 != 0;
-    const Wire narrow = std::array{Wire::kInt16, Wire::kInt8, Wire::kInt4}[(seed / 2) % 3];
+    const WireDtype narrow = std::array{WireDtype::kInt16, WireDtype::kInt8, WireDtype::kInt4}[(seed / 2) % 3];
     const bool is_narrow = MayBeNarrow(dtype) && (seed + site) % 2 == 0 && options.world_size <= MaxRanksOf(narrow);
-    cluster.AddSite(dtype, leaves, pick(1u, 2u), maxima ? Op::kMax : Op::kSum, is_narrow ? narrow : Wire::kFull);
+    cluster.AddSite(dtype, leaves, pick(1u, 2u), maxima ? Op::kMax : Op::kSum, is_narrow ? narrow : WireDtype::kFull);
   }
   // Two programs that share some sites; the first one is run again and again, the second now and then.
   std::vector<std::vector<uint32_t>> programs(2);

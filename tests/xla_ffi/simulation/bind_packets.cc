@@ -213,9 +213,9 @@ NB_MODULE(_simulation, m) {
       .def(
           "add_site",
           [](Packets& self, const std::string& dtype, std::vector<uint64_t> leaves, uint32_t device_count, bool maxima,
-             const std::string& wire) {
+             const std::string& wire_dtype) {
             return self.AddSite(*ParseDType(dtype), std::move(leaves), device_count, maxima ? Op::kMax : Op::kSum,
-                                *ParseWire(wire));
+                                *ParseWireDtype(wire_dtype));
           },
           "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a)
       .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,

@@ -148,7 +148,7 @@ class Packets {
 
   // Hosts.
 
-  uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, Wire wire);
+  uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, WireDtype wire_dtype);
   // `sockets`: by shard, which it takes over. The hosts of one `incarnation` add up with one another and nobody else.
   uint32_t AddHost(const RankOptions& options, const std::vector<uint32_t>& sockets, uint32_t incarnation);
   // One execution of a program: a sum of each of `sites`, issued in any order within `spread_us`.

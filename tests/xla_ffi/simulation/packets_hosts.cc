@@ -12,13 +12,14 @@ SumKey NameOf(const CallKey& key) {
 
 }  // namespace
 
-uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, Wire wire) {
+uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op,
+                          WireDtype wire_dtype) {
   sites_.push_back(std::make_shared<SumSpec>(SumSpec{.site_name = "site " + std::to_string(sites_.size()),
                                                      .dtype = dtype,
                                                      .leaf_elements = std::move(leaves),
                                                      .local_member_count = device_count,
                                                      .op = op,
-                                                     .wire_dtype = wire}));
+                                                     .wire_dtype = wire_dtype}));
   return static_cast<uint32_t>(sites_.size() - 1);
 }
 

@@ -15,14 +15,14 @@ std::optional<DType> ParseDType(std::string_view name) {
 }
 
 namespace {
-constexpr std::string_view kWireNames[] = {"full", "int16", "int8", "int4"};
+constexpr std::string_view kWireDtypeNames[] = {"full", "int16", "int8", "int4"};
 }
 
-std::string_view NameOf(Wire wire) { return kWireNames[static_cast<size_t>(wire)]; }
+std::string_view NameOf(WireDtype wire_dtype) { return kWireDtypeNames[static_cast<size_t>(wire_dtype)]; }
 
-std::optional<Wire> ParseWire(std::string_view name) {
-  for (size_t i = 0; i < std::size(kWireNames); ++i) {
-    if (name == kWireNames[i]) return static_cast<Wire>(i);
+std::optional<WireDtype> ParseWireDtype(std::string_view name) {
+  for (size_t i = 0; i < std::size(kWireDtypeNames); ++i) {
+    if (name == kWireDtypeNames[i]) return static_cast<WireDtype>(i);
   }
   return std::nullopt;
 }

@@ -40,20 +40,22 @@ inline DType Narrowed(DType dtype) {
 
 // How floats of up to 32 bits travel: with all bits that a lane has room for, or as integers of a few bits. Other
 // dtypes always travel as kFull says.
-enum class Wire : uint8_t { kFull, kInt16, kInt8, kInt4 };
+enum class WireDtype : uint8_t { kFull, kInt16, kInt8, kInt4 };
 
 // Parses "full", "int16", "int8" and "int4".
-std::optional<Wire> ParseWire(std::string_view name);
-std::string_view NameOf(Wire wire);
+std::optional<WireDtype> ParseWireDtype(std::string_view name);
+std::string_view NameOf(WireDtype wire_dtype);
 
 // The bits of an element on its way; not for kFull.
-inline uint32_t BitsOf(Wire wire) {
+inline uint32_t BitsOf(WireDtype wire_dtype) {
   constexpr uint32_t kBits[] = {0, 16, 8, 4};
-  return kBits[static_cast<size_t>(wire)];
+  return kBits[static_cast<size_t>(wire_dtype)];
 }
 
 // The most ranks whose sums such a wire carries: each rank's integers reach from -q to q, q at least 1.
-inline uint32_t MaxRanksOf(Wire wire) { return wire == Wire::kFull ? UINT32_MAX : (1u << (BitsOf(wire) - 1)) - 1; }
+inline uint32_t MaxRanksOf(WireDtype wire_dtype) {
+  return wire_dtype == WireDtype::kFull ? UINT32_MAX : (1u << (BitsOf(wire_dtype) - 1)) - 1;
+}
 
 // Parses "float32" and so on, as NumPy and JAX name dtypes.
 std::optional<DType> ParseDType(std::string_view name);
@@ -63,7 +65,7 @@ inline size_t SizeOf(DType dtype) {
   return kBytes[static_cast<size_t>(dtype)];
 }
 inline bool IsFloat(DType dtype) { return dtype >= DType::kFloat16; }
-// Does a `Wire` say how such elements travel?
+// Does a `WireDtype` say how such elements travel?
 inline bool MayBeNarrow(DType dtype) { return IsFloat(dtype) && dtype != DType::kFloat64; }
 
 }  // namespace passing

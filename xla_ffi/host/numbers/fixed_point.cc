@@ -84,7 +84,7 @@ template <typename Format>
 constexpr bool kMayBePacked =
     std::is_same_v<Format, kernels::BFloat16> || std::is_same_v<Format, kernels::Wider<kernels::BFloat16>>;
 constexpr uint32_t kMaxPackedHeadroomBits = 7;
-bool IsPacked(const WireFormat& format) {
+bool IsPacked(const ElementFormat& format) {
   return !format.precise && HeadroomBits(format.world_size) <= kMaxPackedHeadroomBits;
 }
 
@@ -150,7 +150,7 @@ int32_t ExponentOf(int64_t bits) {
 
 // Turns lanes of `Format` into elements of `Result`, which is the same format or what its elements are added up as.
 template <typename Format, typename Result>
-void DecodeFloats(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* out) {
+void DecodeFloats(const ElementFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* out) {
   const uint32_t headroom_bits = HeadroomBits(format.world_size);
   if (exponent == kMovedBits) return DecodeMovedAs<Format, Result>(format, lanes, count, out);
   if (format.precise) {
@@ -164,7 +164,7 @@ void DecodeFloats(const WireFormat& format, const uint8_t* lanes, size_t count, 
     kernels::DecodeFloat64(lanes, count, scale.a, scale.b, PowerOfTwo(31 - static_cast<int>(headroom_bits)), out);
   } else {
     if (format.is_narrow()) {
-      return WithBits(format.wire, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {
+      return WithBits(format.wire_dtype, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {
         DecodeNarrow<Result, kBits>(lanes, count, exponent, format.world_size, out);
       });
     }
@@ -181,10 +181,10 @@ void DecodeFloats(const WireFormat& format, const uint8_t* lanes, size_t count, 
 
 }  // namespace
 
-LaneGroup LaneGroupOf(const WireFormat& format) {
+LaneGroup LaneGroupOf(const ElementFormat& format) {
   const DType dtype = format.dtype;
   const uint32_t ranks = format.world_size;
-  if (format.is_narrow()) return {.elements = 32 / BitsOf(format.wire), .lanes = 1};
+  if (format.is_narrow()) return {.elements = 32 / BitsOf(format.wire_dtype), .lanes = 1};
   if (format.precise) return {.elements = 1, .lanes = PreciseLanesOf(dtype)};
   if (Narrowed(dtype) == DType::kBFloat16 && IsPacked(format)) return {.elements = 2, .lanes = 1};
   if (SizeOf(dtype) == 1) {
@@ -195,7 +195,7 @@ LaneGroup LaneGroupOf(const WireFormat& format) {
   return {.elements = 1, .lanes = IsFloat(dtype) ? 2u : 3u};
 }
 
-uint32_t BlockElements(const WireFormat& format, uint64_t leaf_elements) {
+uint32_t BlockElements(const ElementFormat& format, uint64_t leaf_elements) {
   constexpr uint64_t kMaxBlocksOfSmallLeaf = 120, kElements = 256;
   if (format.is_narrow() || !IsFloat(format.dtype)) return kMaxBlockElements;
   const uint64_t at_least = (leaf_elements + kMaxBlocksOfSmallLeaf - 1) / kMaxBlocksOfSmallLeaf;
@@ -203,7 +203,7 @@ uint32_t BlockElements(const WireFormat& format, uint64_t leaf_elements) {
   return std::max(elements, LaneGroupOf(format).elements);
 }
 
-size_t LaneCount(const WireFormat& format, size_t count) {
+size_t LaneCount(const ElementFormat& format, size_t count) {
   const LaneGroup group = LaneGroupOf(format);
   return (count + group.elements - 1) / group.elements * group.lanes;
 }
@@ -213,7 +213,7 @@ uint32_t HeadroomBits(uint32_t world_size) {
   return static_cast<uint32_t>(std::bit_width(world_size - 1));
 }
 
-int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inputs, size_t count) {
+int32_t BlockExponent(const ElementFormat& format, std::span<const void* const> inputs, size_t count) {
   const DefaultFloatMode mode;
   return WithFormat(format.dtype, [&]<typename Format>(Format) -> int32_t {
     using Wide = typename Format::Wide;
@@ -239,7 +239,7 @@ int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inp
   });
 }
 
-uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,
+uint8_t EncodeLanes(const ElementFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,
                     uint8_t* lanes, const Rounding& rounding) {
   const DefaultFloatMode mode;
   const uint32_t headroom_bits = HeadroomBits(format.world_size);
@@ -272,7 +272,7 @@ uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> input
     bool finite = true;
     if constexpr (std::is_same_v<Wide, float>) {
       if (format.is_narrow()) {
-        finite = WithBits(format.wire, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {
+        finite = WithBits(format.wire_dtype, [&]<uint32_t kBits>(std::integral_constant<uint32_t, kBits>) {
           return EncodeNarrow<kBits>(elements, count, exponent, format.world_size, rounding, lanes);
         });
       } else {
@@ -302,7 +302,7 @@ uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> input
   });
 }
 
-void DecodeLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent,
+void DecodeLanes(const ElementFormat& format, const uint8_t* lanes, size_t count, int32_t exponent,
                  std::span<void* const> outputs) {
   const DefaultFloatMode mode;
   WithFormat(format.dtype, [&]<typename Format>(Format) {
@@ -326,7 +326,7 @@ void DecodeLanes(const WireFormat& format, const uint8_t* lanes, size_t count, i
   });
 }
 
-void DecodeOwnLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* elements) {
+void DecodeOwnLanes(const ElementFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* elements) {
   const DefaultFloatMode mode;
   WithFormat(format.dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;

@@ -12,13 +12,13 @@
 namespace passing {
 
 // Says how elements travel, alike on all ranks. A wire that isn't kFull has at most MaxRanksOf(wire) ranks.
-struct WireFormat {
+struct ElementFormat {
   DType dtype;
-  Wire wire = Wire::kFull;
+  WireDtype wire_dtype = WireDtype::kFull;
   uint32_t world_size = 1;
   bool precise = false;  // floats of a small sum, on any wire: several lanes each (precise_lanes.h)
 
-  bool is_narrow() const { return wire != Wire::kFull && MayBeNarrow(dtype) && !precise; }
+  bool is_narrow() const { return wire_dtype != WireDtype::kFull && MayBeNarrow(dtype) && !precise; }
 };
 
 // The smallest number of elements that fill whole 32-bit lanes. An element has one lane; but two bfloat16 of up to 128
@@ -29,10 +29,10 @@ struct LaneGroup {
   uint32_t elements;
   uint32_t lanes;
 };
-LaneGroup LaneGroupOf(const WireFormat& format);
+LaneGroup LaneGroupOf(const ElementFormat& format);
 
 // The number of lanes that carry `count` elements. What the last group has no elements for is 0.
-size_t LaneCount(const WireFormat& format, size_t count);
+size_t LaneCount(const ElementFormat& format, size_t count);
 
 // The number of elements that share one scale, for a leaf of this many elements. Blocks restart at each leaf and follow
 // its size alone, so a leaf's bits depend neither on its bucket nor on the size of packets (but those of narrow wires,
@@ -44,7 +44,7 @@ size_t LaneCount(const WireFormat& format, size_t count);
 //
 // A narrow wire's blocks have kMaxBlockElements: their lanes hold more elements, and the scales only one lane. So have
 // those of integers, which have no scale.
-uint32_t BlockElements(const WireFormat& format, uint64_t leaf_elements);
+uint32_t BlockElements(const ElementFormat& format, uint64_t leaf_elements);
 
 // 4 x 360: a whole number of chunks at an MTU of 1500.
 inline constexpr uint32_t kMaxBlockElements = 1440;
@@ -75,21 +75,21 @@ uint32_t HeadroomBits(uint32_t world_size);
 // aren't, but all are zero or not finite. On a narrow wire it is the code of the smallest M of 4 significant bits with
 // |x| <= M instead: the upper 12 bits of M as a float32, where infinity stands for 2^128; kNoExponent if all are zero
 // or not finite. Codes compare as the numbers do.
-int32_t BlockExponent(const WireFormat& format, std::span<const void* const> inputs, size_t count);
+int32_t BlockExponent(const ElementFormat& format, std::span<const void* const> inputs, size_t count);
 
 // Writes LaneCount(format, count) lanes in network order. Integers ignore `exponent`, and all but narrow wires ignore
 // `rounding`. Non-finite elements become 0 and set their wire::Flag in the value returned, but not as moved bits.
-uint8_t EncodeLanes(const WireFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,
+uint8_t EncodeLanes(const ElementFormat& format, std::span<const void* const> inputs, size_t count, int32_t exponent,
                     uint8_t* lanes, const Rounding& rounding = {});
 
 // Turns the sum's lanes into elements, rounded once (to nearest, ties to even), and writes them to every output. An
 // output may be an input: no input is read.
-void DecodeLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent,
+void DecodeLanes(const ElementFormat& format, const uint8_t* lanes, size_t count, int32_t exponent,
                  std::span<void* const> outputs);
 
 // Turns the lanes of floats that EncodeLanes wrote on this host into float32, or float64 for float64, without rounding
 // to the dtype: what the host adds to the sum.
-void DecodeOwnLanes(const WireFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* elements);
+void DecodeOwnLanes(const ElementFormat& format, const uint8_t* lanes, size_t count, int32_t exponent, void* elements);
 
 // Writes the lanes for a maximum of int32: element i of the host is the greatest inputs[k][i]. DecodeLanes takes the
 // results.

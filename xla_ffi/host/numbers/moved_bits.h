@@ -67,7 +67,8 @@ void DecodeMoved(const LaneGroup& group, const uint8_t* lanes, size_t count, voi
 
 // Writes the host elements, rounded to the dtype where several devices were added up, as moved bits.
 template <typename Format>
-void EncodeMovedElements(const WireFormat& format, std::span<const void* const> inputs, size_t count, uint8_t* lanes) {
+void EncodeMovedElements(const ElementFormat& format, std::span<const void* const> inputs, size_t count,
+                         uint8_t* lanes) {
   using Result = decltype(Format::Narrow({}));
   using Int = BitsOfResult<Format>;
   const LaneGroup group = LaneGroupOf(format);
@@ -84,7 +85,7 @@ void EncodeMovedElements(const WireFormat& format, std::span<const void* const> 
 // Turns moved bits of `Format` into elements of `Result`, which is the same format or what its elements are added up
 // as.
 template <typename Format, typename Result>
-void DecodeMovedAs(const WireFormat& format, const uint8_t* lanes, size_t count, void* out) {
+void DecodeMovedAs(const ElementFormat& format, const uint8_t* lanes, size_t count, void* out) {
   if constexpr (std::is_same_v<Format, Result> || sizeof(BitsOfResult<Format>) == sizeof(typename Format::Wide)) {
     DecodeMoved<BitsOfResult<Format>>(LaneGroupOf(format), lanes, count, out);
   } else {

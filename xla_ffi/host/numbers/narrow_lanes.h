@@ -60,11 +60,11 @@ inline double LargestQuantised(uint32_t bits, uint32_t world_size) {
 }
 
 template <typename F>
-decltype(auto) WithBits(Wire wire, F&& f) {
-  switch (wire) {
-    case Wire::kInt16:
+decltype(auto) WithBits(WireDtype wire_dtype, F&& f) {
+  switch (wire_dtype) {
+    case WireDtype::kInt16:
       return f(std::integral_constant<uint32_t, 16>{});
-    case Wire::kInt8:
+    case WireDtype::kInt8:
       return f(std::integral_constant<uint32_t, 8>{});
     default:
       return f(std::integral_constant<uint32_t, 4>{});

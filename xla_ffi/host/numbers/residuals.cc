@@ -41,8 +41,8 @@ void Subtract(const void* elements, const typename Format::Wide* sent, size_t co
 
 }  // namespace
 
-void WriteResiduals(const WireFormat& format, std::span<const void* const> inputs, const uint8_t* lanes, size_t count,
-                    int32_t exponent, std::span<void* const> outputs) {
+void WriteResiduals(const ElementFormat& format, std::span<const void* const> inputs, const uint8_t* lanes,
+                    size_t count, int32_t exponent, std::span<void* const> outputs) {
   const DefaultFloatMode mode;
   kernels::WithFormat(format.dtype, [&]<typename Format>(Format) {
     using Wide = typename Format::Wide;

@@ -18,8 +18,8 @@ inline constexpr size_t MaxFloatLanes(size_t count) { return 3 * count; }
 //
 // `lanes`: as EncodeLanes wrote them of these `inputs`, which are as in fixed_point.h. For floats alone, and not for
 // the wide types that no program names.
-void WriteResiduals(const WireFormat& format, std::span<const void* const> inputs, const uint8_t* lanes, size_t count,
-                    int32_t exponent, std::span<void* const> outputs);
+void WriteResiduals(const ElementFormat& format, std::span<const void* const> inputs, const uint8_t* lanes,
+                    size_t count, int32_t exponent, std::span<void* const> outputs);
 
 }  // namespace passing
 

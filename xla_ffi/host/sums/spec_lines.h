@@ -60,11 +60,11 @@ class SpecLines {
     if (text != "sum" && text != "max") throw WrongSpec(name, text);
     value = text == "max" ? Op::kMax : Op::kSum;
   }
-  void Take(std::string_view name, Wire& value) {
+  void Take(std::string_view name, WireDtype& value) {
     const std::string_view text = Value(name);
-    const auto wire = ParseWire(text);
-    if (!wire) throw WrongSpec(name, text);
-    value = *wire;
+    const auto wire_dtype = ParseWireDtype(text);
+    if (!wire_dtype) throw WrongSpec(name, text);
+    value = *wire_dtype;
   }
   void End() const {
     if (!rest_.empty()) throw WrongSpec("the end", rest_);

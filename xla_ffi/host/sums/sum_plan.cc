@@ -10,8 +10,8 @@ constexpr uint32_t kMaxGuessedChunks = 4;
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
 // It depends on the shape alone, as results do.
-WireFormat FormatOf(const SumSpec& spec, uint32_t world_size) {
-  WireFormat format{.dtype = spec.dtype, .wire = spec.wire_dtype, .world_size = world_size};
+ElementFormat FormatOf(const SumSpec& spec, uint32_t world_size) {
+  ElementFormat format{.dtype = spec.dtype, .wire_dtype = spec.wire_dtype, .world_size = world_size};
   if (!IsFloat(spec.dtype)) return format;
   format.precise = true;
   format.precise = spec.elements() <= kPreciseLanesOfSum / LaneGroupOf(format).lanes;

@@ -87,7 +87,7 @@ class SumPlan {
   const Segment& segment(uint32_t index) const { return segments_[index]; }
 
   // How elements travel, alike on every rank.
-  const WireFormat& format() const { return format_; }
+  const ElementFormat& format() const { return format_; }
   // Lanes of this many cells: a range of a chunk, or the offset of a run in it.
   uint32_t LanesOf(uint32_t cells) const { return cells / group_.elements * group_.lanes; }
 
@@ -139,7 +139,7 @@ class SumPlan {
   uint64_t ElementsOf(std::ptrdiff_t leaf) const { return leaf_firsts_[leaf + 1] - leaf_firsts_[leaf]; }
 
   PlanLimits limits_;
-  WireFormat format_;
+  ElementFormat format_;
   LaneGroup group_;
   uint32_t cells_per_chunk_;
   std::vector<uint64_t> leaf_starts_;     // cell at which each leaf starts, and the end

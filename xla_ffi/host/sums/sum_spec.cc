@@ -12,7 +12,8 @@ SumSpec ParseSumSpec(std::string_view text) {
 #undef PASSING_TAKE
   lines.End();
   if (spec.op == Op::kMax && spec.dtype != DType::kInt32) throw WrongSpec("maxima of int32", text);
-  if (spec.wire_dtype != Wire::kFull && !MayBeNarrow(spec.dtype)) throw WrongSpec("floats on a narrow wire", text);
+  if (spec.wire_dtype != WireDtype::kFull && !MayBeNarrow(spec.dtype))
+    throw WrongSpec("floats on a narrow wire_dtype", text);
   return spec;
 }
 

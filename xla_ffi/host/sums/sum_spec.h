@@ -30,7 +30,7 @@ inline constexpr uint32_t kAnyWorldSize = 0;
   FIELD(uint32_t, local_member_count, 1)                                                 \
   FIELD(uint32_t, replica_count, 1)                                                      \
   FIELD(Op, op, Op::kSum) /* kMax: of int32 alone */                                     \
-  FIELD(Wire, wire_dtype, Wire::kFull)                                                   \
+  FIELD(WireDtype, wire_dtype, WireDtype::kFull)                                         \
   FIELD(bool, residuals, false)                                                          \
   FIELD(uint32_t, world_size, 1)                                                         \
   FIELD(bool, flat, false)                                                               \

@@ -1,11 +1,11 @@
 """The picture of an epoch's states in docs/internals/architecture.md."""
 
-from jax_passing.switch.jobs.epoch_states import NEXT, State
+from jax_passing.switch.jobs.epoch_states import NEXT, EpochState
 from support.pages import ROOT
 
 
 def drawn():
-    first, last = State.FORMING, State.OVER
+    first, last = EpochState.FORMING, EpochState.OVER
     arrows = [f"    {state.value} --> {to.value}: {event.value}" for (state, event), to in NEXT.items()]
     return "\n".join(["stateDiagram-v2", f"    [*] --> {first.value}", *arrows, f"    {last.value} --> [*]"])
 
@@ -15,8 +15,8 @@ def test_the_picture_is_drawn_from_the_table():
 
 
 def test_every_epoch_can_end():
-    reached = {State.OVER}
+    reached = {EpochState.OVER}
     while more := {state for (state, _), to in NEXT.items() if to in reached} - reached:
         reached |= more
-    assert reached == set(State)
-    assert State.OVER not in {state for state, _ in NEXT}
+    assert reached == set(EpochState)
+    assert EpochState.OVER not in {state for state, _ in NEXT}

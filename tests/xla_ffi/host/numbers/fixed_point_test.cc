@@ -41,9 +41,9 @@ TEST(FixedPoint, LaneCount) {
     EXPECT_EQ(lanes(7, 129), size == 1 ? 4 : halves ? 6 : 7 * each);
     EXPECT_EQ(lanes(7, 257), size == 1 ? 4 : halves ? 6 : 7 * each);
     EXPECT_EQ(lanes(7, 258), 7 * each);
-    for (Wire wire : {Wire::kInt16, Wire::kInt8, Wire::kInt4}) {
-      const size_t together = 32 / BitsOf(wire);
-      const WireFormat format{.dtype = dtype, .wire = wire, .world_size = 7};
+    for (WireDtype wire_dtype : {WireDtype::kInt16, WireDtype::kInt8, WireDtype::kInt4}) {
+      const size_t together = 32 / BitsOf(wire_dtype);
+      const ElementFormat format{.dtype = dtype, .wire_dtype = wire_dtype, .world_size = 7};
       EXPECT_EQ(LaneCount(format, 17), MayBeNarrow(dtype) ? 16 / together + 1 : lanes(17, 7));
     }
   }
@@ -51,7 +51,7 @@ TEST(FixedPoint, LaneCount) {
 
 // Exponents cost a packet, or 1 %.
 TEST(FixedPoint, BlockElements) {
-  const WireFormat floats{.dtype = DType::kFloat32, .world_size = 2};
+  const ElementFormat floats{.dtype = DType::kFloat32, .world_size = 2};
   const std::pair<uint64_t, uint32_t> blocks[] = {{1, 1},        {120, 1},      {121, 2},      {480, 4},
                                                   {481, 8},      {3840, 32},    {15'360, 128}, {15'361, 256},
                                                   {61'440, 256}, {1 << 30, 256}};
@@ -60,7 +60,8 @@ TEST(FixedPoint, BlockElements) {
     EXPECT_LE(2 * ((leaf + elements - 1) / elements), std::max<uint64_t>(240, leaf / 120)) << leaf;
   }
   EXPECT_EQ(BlockElements({.dtype = DType::kBFloat16, .world_size = 2}, 1), 2u);  // these share a lane
-  EXPECT_EQ(BlockElements({.dtype = DType::kFloat32, .wire = Wire::kInt8, .world_size = 2}, 1), kMaxBlockElements);
+  EXPECT_EQ(BlockElements({.dtype = DType::kFloat32, .wire_dtype = WireDtype::kInt8, .world_size = 2}, 1),
+            kMaxBlockElements);
 }
 
 TEST(BlockExponent, IsTheSmallestPowerOfTwoAbove) {
@@ -119,7 +120,7 @@ TEST(FixedPoint, anyCountAndAlignment) {
   std::mt19937_64 random(7);
   for (DType dtype : kDTypes) {
     const size_t size = SizeOf(dtype);
-    const WireFormat format{.dtype = dtype, .world_size = 4};
+    const ElementFormat format{.dtype = dtype, .world_size = 4};
     const LaneGroup group = LaneGroupOf(format);
     const Bytes all = RandomElements(dtype, Kind::kUniform, kMaxBlockElements, random);
     const void* input = all.data();
@@ -187,7 +188,7 @@ TEST(FixedPoint, decodingRoundsOnce) {
 // Whatever a broken or hostile network delivers as exponent or lanes, decoding stays defined.
 TEST(FixedPoint, anyExponentAndLanesDecode) {
   std::mt19937_64 random(11);
-  const auto decode_any = [&](const WireFormat& format) {
+  const auto decode_any = [&](const ElementFormat& format) {
     for (int32_t exponent : {INT32_MIN, kNoExponent - 1, kNoExponent, -1074, 0, 1, 1025, 0x7F8, INT32_MAX}) {
       Bytes lanes(4 * LaneCount(format, 50)), out(50 * SizeOf(format.dtype));
       for (uint8_t& byte : lanes) byte = static_cast<uint8_t>(random());
@@ -199,8 +200,8 @@ TEST(FixedPoint, anyExponentAndLanesDecode) {
   };
   for (DType dtype : kDTypes) {
     decode_any({.dtype = dtype, .world_size = 64});
-    for (Wire wire : {Wire::kInt16, Wire::kInt8, Wire::kInt4}) {
-      decode_any({.dtype = dtype, .wire = wire, .world_size = 7});
+    for (WireDtype wire_dtype : {WireDtype::kInt16, WireDtype::kInt8, WireDtype::kInt4}) {
+      decode_any({.dtype = dtype, .wire_dtype = wire_dtype, .world_size = 7});
     }
   }
 }

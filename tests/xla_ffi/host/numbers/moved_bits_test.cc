@@ -33,7 +33,7 @@ TEST(MovedBits, arriveAtEveryRank) {
   for (DType dtype : kFloats) {
     for (const bool precise : {false, true}) {
       for (const uint32_t ranks : {1u, 2u, 128u, 129u, kMaxWorldSize}) {
-        const WireFormat format{.dtype = dtype, .world_size = ranks, .precise = precise};
+        const ElementFormat format{.dtype = dtype, .world_size = ranks, .precise = precise};
         for (size_t count = 1; count < 40; ++count) {
           const Bytes elements = AnyBits(dtype, count, random);
           const Bytes zeros(elements.size());
@@ -61,7 +61,7 @@ TEST(MovedBits, arriveAtEveryRank) {
 TEST(MovedBits, ofOneDeviceAmongSeveral) {
   std::mt19937_64 random(2);
   for (DType dtype : kFloats) {
-    const WireFormat format{.dtype = dtype, .world_size = 2};
+    const ElementFormat format{.dtype = dtype, .world_size = 2};
     const Bytes elements = AnyBits(dtype, 50, random), zeros(elements.size());
     const void *own = elements.data(), *none = zeros.data();
     for (const std::vector<const void*>& inputs : {std::vector{none, own, none}, std::vector{own, none}}) {
@@ -77,7 +77,7 @@ TEST(MovedBits, ofOneDeviceAmongSeveral) {
 
 TEST(MovedBits, aBlockIsOnlyFreeIfAllOfItsBitsAreZero) {
   for (DType dtype : kFloats) {
-    const WireFormat format{.dtype = dtype, .world_size = 2};
+    const ElementFormat format{.dtype = dtype, .world_size = 2};
     Bytes elements(3 * SizeOf(dtype));
     const void* input = elements.data();
     EXPECT_EQ(BlockExponent(format, {&input, 1}, 3), kNoExponent);

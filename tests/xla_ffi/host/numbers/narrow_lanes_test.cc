@@ -18,7 +18,7 @@
 namespace passing {
 namespace {
 
-constexpr Wire kWires[] = {Wire::kInt16, Wire::kInt8, Wire::kInt4};
+constexpr WireDtype kWireDtypes[] = {WireDtype::kInt16, WireDtype::kInt8, WireDtype::kInt4};
 constexpr DType kNarrow[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 Rounding RoundingOf(uint32_t rank) { return {.key = 0x9E3779B97F4A7C15 * (rank + 1), .block = 5}; }
@@ -29,8 +29,8 @@ long double Scale(int32_t code) {
 }
 
 // The integers in lanes, from the low field up.
-std::vector<int64_t> Fields(const WireFormat& format, const std::vector<uint32_t>& lanes, size_t count) {
-  const uint32_t bits = BitsOf(format.wire), each = 32 / bits;
+std::vector<int64_t> Fields(const ElementFormat& format, const std::vector<uint32_t>& lanes, size_t count) {
+  const uint32_t bits = BitsOf(format.wire_dtype), each = 32 / bits;
   std::vector<int64_t> fields;
   for (uint32_t lane : lanes) {
     for (uint32_t j = 0; j < each && fields.size() < count; ++j) {
@@ -42,7 +42,7 @@ std::vector<int64_t> Fields(const WireFormat& format, const std::vector<uint32_t
   return fields;
 }
 
-std::vector<uint32_t> Lanes(const WireFormat& format, const void* elements, size_t count, int32_t code,
+std::vector<uint32_t> Lanes(const ElementFormat& format, const void* elements, size_t count, int32_t code,
                             const Rounding& rounding) {
   Bytes encoded(4 * LaneCount(format, count));
   EXPECT_EQ(EncodeLanes(format, {&elements, 1}, count, code, encoded.data(), rounding), 0);
@@ -53,12 +53,12 @@ std::vector<uint32_t> Lanes(const WireFormat& format, const void* elements, size
 
 TEST(NarrowLanes, anyElementsOfAnyNumberOfRanks) {
   std::mt19937_64 random(1);
-  for (Wire wire : kWires) {
+  for (WireDtype wire_dtype : kWireDtypes) {
     for (DType dtype : kNarrow) {
       for (uint32_t ranks : {1u, 2u, 3u, 4u, 7u, 8u, 31u, 64u, 127u, 128u, 1024u}) {
-        if (ranks > MaxRanksOf(wire)) continue;
-        const WireFormat format{.dtype = dtype, .wire = wire, .world_size = ranks};
-        const int64_t largest = ((1 << (BitsOf(wire) - 1)) - 1) / ranks;
+        if (ranks > MaxRanksOf(wire_dtype)) continue;
+        const ElementFormat format{.dtype = dtype, .wire_dtype = wire_dtype, .world_size = ranks};
+        const int64_t largest = ((1 << (BitsOf(wire_dtype) - 1)) - 1) / ranks;
         const size_t count = 1 + random() % 200;
         Kind kind = kKinds[random() % std::size(kKinds)];
         if (dtype == DType::kFloat16 && kind == Kind::kHugeAndTiny)
@@ -107,12 +107,13 @@ TEST(NarrowLanes, anyElementsOfAnyNumberOfRanks) {
 
 // No carry crosses a field: all ranks at the extremes, neighbours at the opposite one, up to the limit of ranks.
 TEST(NarrowLanes, extremesAtEveryNumberOfRanks) {
-  for (Wire wire : kWires) {
-    const uint32_t each = 32 / BitsOf(wire);
+  for (WireDtype wire_dtype : kWireDtypes) {
+    const uint32_t each = 32 / BitsOf(wire_dtype);
     std::vector<uint32_t> numbers;
-    for (uint32_t ranks = 2; ranks <= std::min(MaxRanksOf(wire), kMaxWorldSize); ++ranks) numbers.push_back(ranks);
+    for (uint32_t ranks = 2; ranks <= std::min(MaxRanksOf(wire_dtype), kMaxWorldSize); ++ranks)
+      numbers.push_back(ranks);
     for (uint32_t ranks : numbers) {
-      const WireFormat format{.dtype = DType::kFloat32, .wire = wire, .world_size = ranks};
+      const ElementFormat format{.dtype = DType::kFloat32, .wire_dtype = wire_dtype, .world_size = ranks};
       std::array<float, 32> elements;
       for (size_t i = 0; i < elements.size(); ++i) elements[i] = (i / each + i) % 2 ? -1.f : i % 5 == 4 ? 0.f : 1.f;
       const void* input = elements.data();
@@ -130,7 +131,7 @@ TEST(NarrowLanes, extremesAtEveryNumberOfRanks) {
 }
 
 TEST(NarrowLanes, scalesAreRoundedUp) {
-  const WireFormat format{.dtype = DType::kFloat32, .wire = Wire::kInt8, .world_size = 2};
+  const ElementFormat format{.dtype = DType::kFloat32, .wire_dtype = WireDtype::kInt8, .world_size = 2};
   const auto code_of = [&](float largest) {
     const void* input = &largest;
     return BlockExponent(format, {&input, 1}, 1);
@@ -146,10 +147,10 @@ TEST(NarrowLanes, scalesAreRoundedUp) {
 // A sum of n roundings of y has the mean n z / 2^16, z the rounded y 2^16, and a variance of n f (1 - f): a deviation
 // of five times that is as rare as 1 in 10^6.
 TEST(NarrowLanes, roundingIsUnbiased) {
-  for (Wire wire : kWires) {
-    const WireFormat format{.dtype = DType::kFloat32, .wire = wire, .world_size = 2};
+  for (WireDtype wire_dtype : kWireDtypes) {
+    const ElementFormat format{.dtype = DType::kFloat32, .wire_dtype = wire_dtype, .world_size = 2};
     const int32_t code = 0x3F8;  // M = 1
-    const double largest = ((1 << (BitsOf(wire) - 1)) - 1) / 2;
+    const double largest = ((1 << (BitsOf(wire_dtype) - 1)) - 1) / 2;
     for (double y : {0.01, 0.25, 0.5, 0.77, -0.01, -0.5, -0.999}) {
       std::vector<float> elements(kMaxBlockElements, static_cast<float>(y / largest));
       int64_t sum = 0;
@@ -173,9 +174,10 @@ TEST(NarrowLanes, roundingIsUnbiased) {
 TEST(NarrowLanes, residualsStayBounded) {
   constexpr Rounding kNearest = {.to_nearest = true, .block = 5};
   std::mt19937_64 random(3);
-  for (const auto& [wire, ranks] : {std::pair{Wire::kInt4, 2u}, {Wire::kInt4, 7u}, {Wire::kInt8, 127u}}) {
-    const WireFormat format{.dtype = DType::kFloat32, .wire = wire, .world_size = ranks};
-    const auto largest = static_cast<float>(((1 << (BitsOf(wire) - 1)) - 1) / ranks);
+  for (const auto& [wire_dtype, ranks] :
+       {std::pair{WireDtype::kInt4, 2u}, {WireDtype::kInt4, 7u}, {WireDtype::kInt8, 127u}}) {
+    const ElementFormat format{.dtype = DType::kFloat32, .wire_dtype = wire_dtype, .world_size = ranks};
+    const auto largest = static_cast<float>(((1 << (BitsOf(wire_dtype) - 1)) - 1) / ranks);
     std::vector<float> kept(200), sent(kept.size());
     for (int step = 0; step < 300; ++step) {
       for (size_t i = 0; i < kept.size(); ++i) {
@@ -195,7 +197,7 @@ TEST(NarrowLanes, residualsStayBounded) {
 }
 
 TEST(NarrowLanes, randomBitsAreIndependent) {
-  const WireFormat format{.dtype = DType::kFloat32, .wire = Wire::kInt8, .world_size = 2};
+  const ElementFormat format{.dtype = DType::kFloat32, .wire_dtype = WireDtype::kInt8, .world_size = 2};
   const std::vector<float> halves(kMaxBlockElements, 0.5f / 63);
   const SumKey sum{.site = 1, .execution = 2, .step = 3};
   std::vector<std::vector<int64_t>> streams;
@@ -225,9 +227,9 @@ TEST(NarrowLanes, randomBitsAreIndependent) {
 // A part of a block is rounded as it is in the whole one, at any offset.
 TEST(NarrowLanes, partsOfABlock) {
   std::mt19937_64 random(4);
-  for (Wire wire : kWires) {
-    const WireFormat format{.dtype = DType::kFloat32, .wire = wire, .world_size = 3};
-    const uint32_t each = 32 / BitsOf(wire);
+  for (WireDtype wire_dtype : kWireDtypes) {
+    const ElementFormat format{.dtype = DType::kFloat32, .wire_dtype = wire_dtype, .world_size = 3};
+    const uint32_t each = 32 / BitsOf(wire_dtype);
     const Bytes elements = RandomElements(DType::kFloat32, Kind::kUniform, kMaxBlockElements, random);
     const std::vector<uint32_t> all = Lanes(format, elements.data(), kMaxBlockElements, 0x3F8, {.key = 9, .block = 7});
     for (int round = 0; round < 300; ++round) {
@@ -243,8 +245,8 @@ TEST(NarrowLanes, partsOfABlock) {
 TEST(NarrowLanes, notFiniteElementsAreFlaggedZeros) {
   const std::vector<float> elements = {1, NAN, HUGE_VALF, -HUGE_VALF, -1};
   const void* input = elements.data();
-  for (Wire wire : kWires) {
-    const WireFormat format{.dtype = DType::kFloat32, .wire = wire, .world_size = 2};
+  for (WireDtype wire_dtype : kWireDtypes) {
+    const ElementFormat format{.dtype = DType::kFloat32, .wire_dtype = wire_dtype, .world_size = 2};
     const int32_t code = BlockExponent(format, {&input, 1}, 5);
     EXPECT_EQ(Scale(code), 1);
     Bytes encoded(4 * LaneCount(format, 5));
@@ -284,9 +286,9 @@ TEST(NarrowLanes, smallIntegersAreExact) {
 TEST(NarrowLanes, goldenBits) {
   std::mt19937_64 random(13);
   uint64_t hash = 0xCBF29CE484222325;  // FNV-1a
-  for (Wire wire : kWires) {
+  for (WireDtype wire_dtype : kWireDtypes) {
     for (DType dtype : kNarrow) {
-      const WireFormat format{.dtype = dtype, .wire = wire, .world_size = 2};
+      const ElementFormat format{.dtype = dtype, .wire_dtype = wire_dtype, .world_size = 2};
       const Bytes elements = RandomElements(dtype, Kind::kUniform, kMaxBlockElements, random);
       const void* input = elements.data();
       const int32_t code = BlockExponent(format, {&input, 1}, kMaxBlockElements);

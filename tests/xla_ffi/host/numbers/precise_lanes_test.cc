@@ -32,7 +32,7 @@ int UnitOf(DType dtype, int32_t exponent, uint32_t headroom_bits) {
 TEST_P(PreciseWorldSize, sumsAreRoundedOnceWithinTheirBound) {
   const uint32_t ranks = GetParam(), h = HeadroomBits(ranks);
   for (DType dtype : kFloats) {
-    const WireFormat format{.dtype = dtype, .world_size = ranks, .precise = true};
+    const ElementFormat format{.dtype = dtype, .world_size = ranks, .precise = true};
     for (Kind kind : kKinds) {
       std::mt19937_64 random(ranks);
       for (int trial = 0; trial < (ranks > 64 ? 10 : 100); ++trial) {
@@ -87,7 +87,7 @@ TEST_P(PreciseWorldSize, sumsAreRoundedOnceWithinTheirBound) {
 TEST(PreciseLanes, aNumberIsNotLostBesideItsNeighbours) {
   const std::vector<float> elements{1e12f, 1e-4f, 3, 3e38f, -1e-40f};
   for (const uint32_t ranks : {2u, 64u, kMaxWorldSize}) {
-    const WireFormat format{.dtype = DType::kFloat32, .world_size = ranks, .precise = true};
+    const ElementFormat format{.dtype = DType::kFloat32, .world_size = ranks, .precise = true};
     for (const float x : elements) {
       const void* input = &x;
       const int32_t exponent = BlockExponent(format, {&input, 1}, 1);
@@ -113,7 +113,7 @@ TEST(PreciseLanes, exactGuessesGiveTheSameBits) {
   std::mt19937_64 random(5);
   for (DType dtype : kFloats) {
     for (const uint32_t ranks : {1u, 3u, 64u}) {
-      const WireFormat format{.dtype = dtype, .world_size = ranks, .precise = true};
+      const ElementFormat format{.dtype = dtype, .world_size = ranks, .precise = true};
       int exact = 0, inexact = 0;
       for (int trial = 0; trial < 3000; ++trial) {
         std::vector<Bytes> elements;
@@ -179,7 +179,7 @@ TEST(PreciseLanes, notFiniteElementsAreFlaggedZeros) {
 TEST(PreciseLanes, anyExponentAndLanesDecode) {
   std::mt19937_64 random(11);
   for (DType dtype : kFloats) {
-    const WireFormat format{.dtype = dtype, .world_size = 64, .precise = true};
+    const ElementFormat format{.dtype = dtype, .world_size = 64, .precise = true};
     for (const int32_t exponent : {INT32_MIN, kNoExponent, kMinExponent, 0, kMaxExponent, kMovedBits, INT32_MAX}) {
       Bytes lanes(4 * LaneCount(format, 50)), out(50 * SizeOf(dtype));
       for (uint8_t& byte : lanes) byte = static_cast<uint8_t>(random());

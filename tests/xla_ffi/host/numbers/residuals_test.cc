@@ -30,7 +30,7 @@ TEST(Residuals, areWhatRoundingKeepsBack) {
           for (size_t k = 0; k < devices; ++k) host.push_back(RandomElements(dtype, kind, count, random));
           const std::vector<const void*> inputs = Pointers(host);
           const uint32_t headroom_bits = HeadroomBits(world_size);
-          const WireFormat format{.dtype = dtype, .world_size = world_size};
+          const ElementFormat format{.dtype = dtype, .world_size = world_size};
           const int32_t exponent = std::min(BlockExponent(format, inputs, count) + static_cast<int32_t>(random() % 3),
                                             dtype == DType::kFloat64 ? 1024 : 128);
           std::vector<uint8_t> lanes(4 * LaneCount(format, count));
@@ -68,7 +68,7 @@ TEST(Residuals, ofWhatIsNotFiniteAreZero) {
   const Bytes host = BytesOf<float>({NAN, HUGE_VALF, -HUGE_VALF, 1, 0x1p-40f});
   const void* input = host.data();
   uint8_t lanes[20];
-  const WireFormat format{.dtype = DType::kFloat32, .world_size = 2};
+  const ElementFormat format{.dtype = DType::kFloat32, .world_size = 2};
   EncodeLanes(format, {&input, 1}, 5, 1, lanes);
   float kept[5];
   void* output = kept;

@@ -51,7 +51,7 @@ TEST(SumPlan, noLaneBelongsToTwoLeaves) {
 // As where the classes of a narrow wire's elements travel, one a lane, in chunks that end within a leaf's padding.
 TEST(SumPlan, paddingHasNoElements) {
   SumSpec shape = Shape(DType::kFloat32, {1, 9, 1000});
-  shape.wire_dtype = Wire::kInt4;
+  shape.wire_dtype = WireDtype::kInt4;
   const SumPlan plan(shape, {.lanes_per_chunk = 3, .window = 256}, /*world_size=*/2);
   for (uint64_t first = 0; first < 24; ++first) {
     for (uint64_t end = first + 1; end <= 24; ++end) {
@@ -132,12 +132,12 @@ TEST(SumPlan, onlySmallSumsOfFewBlocksGuessTheirExponents) {
 TEST(SumPlan, smallSumsArePreciseWhateverTheirPackets) {
   for (const auto& [elements, precise] : {std::pair{720u, true}, {721u, false}}) {
     for (const uint32_t lanes : {8u, 64u, 360u}) {
-      for (const Wire wire : {Wire::kFull, Wire::kInt8}) {
+      for (const WireDtype wire_dtype : {WireDtype::kFull, WireDtype::kInt8}) {
         SumSpec shape = Shape(DType::kFloat32, {elements});
-        shape.wire_dtype = wire;
+        shape.wire_dtype = wire_dtype;
         const SumPlan plan(shape, {.lanes_per_chunk = lanes, .window = 256}, /*world_size=*/2);
         EXPECT_EQ(plan.format().precise, precise);
-        EXPECT_EQ(plan.format().is_narrow(), !precise && wire == Wire::kInt8);
+        EXPECT_EQ(plan.format().is_narrow(), !precise && wire_dtype == WireDtype::kInt8);
         EXPECT_EQ(plan.BlockElementsOf(0), plan.format().is_narrow() ? kMaxBlockElements : 8u);
       }
     }
@@ -170,7 +170,7 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
     std::vector<uint64_t> leaves;
     for (uint32_t i = 0; i <= random() % 20; ++i) leaves.push_back(1 + random() % (i % 3 == 0 ? 100'000 : 2000));
     const DType dtypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16};
-    const Wire wires[] = {Wire::kFull, Wire::kInt16, Wire::kInt8, Wire::kInt4};
+    const WireDtype wires[] = {WireDtype::kFull, WireDtype::kInt16, WireDtype::kInt8, WireDtype::kInt4};
     SumSpec shape = Shape(dtypes[random() % 3], leaves);
     if (MayBeNarrow(shape.dtype)) shape.wire_dtype = wires[random() % 4];
     const uint32_t lanes_per_chunk[] = {3, 7, 64, 360};

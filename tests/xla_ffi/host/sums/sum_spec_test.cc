@@ -21,7 +21,7 @@ TEST(SumSpec, everyFieldIsRead) {
   EXPECT_EQ(spec.site_name, "train.py:41:9 in step psum of bfloat16[3,4] over d");
   EXPECT_EQ(spec.dtype, DType::kBFloat16);
   EXPECT_EQ(spec.op, Op::kSum);
-  EXPECT_EQ(spec.wire_dtype, Wire::kInt8);
+  EXPECT_EQ(spec.wire_dtype, WireDtype::kInt8);
   EXPECT_EQ(spec.leaf_elements, (std::vector<uint64_t>{12, 70'000'000'000}));
   EXPECT_EQ(spec.member_count, 8);
   EXPECT_EQ(spec.local_member_count, 4);

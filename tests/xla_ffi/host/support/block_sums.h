@@ -94,7 +94,7 @@ struct Result {
 inline Result SumOverRanks(DType dtype, const std::vector<std::vector<const void*>>& hosts, size_t count,
                            size_t outputs = 1) {
   Result result;
-  const WireFormat format{.dtype = dtype, .world_size = static_cast<uint32_t>(hosts.size())};
+  const ElementFormat format{.dtype = dtype, .world_size = static_cast<uint32_t>(hosts.size())};
   for (const auto& inputs : hosts) result.exponent = std::max(result.exponent, BlockExponent(format, inputs, count));
   result.lanes.resize(LaneCount(format, count));
   result.classes.resize(count);

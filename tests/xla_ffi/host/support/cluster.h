@@ -74,8 +74,8 @@ class Cluster {
   void Pause(uint32_t rank, int64_t pause_us) { packets_.Pause(MachineOf(rank), now_us() + pause_us); }
 
   uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op = Op::kSum,
-                   Wire wire = Wire::kFull) {
-    return packets_.AddSite(dtype, std::move(leaves), device_count, op, wire);
+                   WireDtype wire_dtype = WireDtype::kFull) {
+    return packets_.AddSite(dtype, std::move(leaves), device_count, op, wire_dtype);
   }
   // One execution of a program that calls `sites`: every rank issues them in its own order and at its own pace.
   uint32_t Execute(const std::vector<uint32_t>& sites, int64_t spread_us) {

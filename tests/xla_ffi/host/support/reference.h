@@ -109,7 +109,7 @@ inline Bytes MaximaOf(const SumSpec& shape, const std::vector<HostBuffers>& host
 // Leaf by leaf and block by block. `key` and the seed 0 name the random bits.
 inline std::vector<Bytes> Reference(const SumSpec& shape, const std::vector<HostBuffers>& hosts, const SumKey& key) {
   const auto world_size = static_cast<uint32_t>(hosts.size());
-  WireFormat format{.dtype = shape.dtype, .wire = shape.wire_dtype, .world_size = world_size};
+  ElementFormat format{.dtype = shape.dtype, .wire_dtype = shape.wire_dtype, .world_size = world_size};
   format.precise = IsFloat(shape.dtype) && shape.elements() <= (shape.dtype == DType::kFloat64 ? 480 : 720);
   uint64_t block = 0;
   std::vector<Bytes> leaves;

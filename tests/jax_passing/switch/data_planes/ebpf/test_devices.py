@@ -11,7 +11,7 @@ import pytest
 
 from jax_passing.errors import ConfigError
 from jax_passing.switch.data_planes import ebpf, libbpf
-from jax_passing.switch.data_planes.data_plane import DataPlaneError, Group
+from jax_passing.switch.data_planes.data_plane import DataPlaneError, MulticastGroup
 from support.net.namespaces import inside
 from support.switch.ebpf_packets import HOSTS, job_of, packet, send_together
 from support.switch.in_process import until
@@ -191,5 +191,5 @@ def test_a_group_needs_a_bridge(network):
         assert plane.group(1, network.switch_address) is None
         plane.close()
         plane = ebpf.EbpfDataPlane(network.switch_address, 0, ["bridge"], **settings)
-        assert isinstance(plane.group(1, network.switch_address), Group)
+        assert isinstance(plane.group(1, network.switch_address), MulticastGroup)
         plane.close()
