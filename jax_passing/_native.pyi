@@ -67,7 +67,7 @@ class Failure:
 class ShardLink:
     """A job at one switch, and the way there. `name` is for messages.
 
-    `worker`: which one we are there. `whole_lanes`: if not 0, this switch takes packets of exactly so many lanes.
+    `worker`: which one we are there. `whole_lanes`: if not 0, this switch takes packets of exactly that length.
     `keys`: of our contributions and of results, if packets have tags; see protocol/keys.py.
     """
 

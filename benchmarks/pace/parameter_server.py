@@ -30,7 +30,7 @@ class Header(msgspec.Struct, omit_defaults=True):
       do: of a host: "begin" a training with these parameters, "push" an update; "" in answers.
       elements: float32 numbers that follow.
       version: number of updates in the parameters that an answer brings; or those that a push was computed from had.
-      staleness: how many updates by others came in between, and how many pushes found so many.
+      staleness: for each number of updates by others that came in between, how many pushes found it.
       error: why nothing was done.
     """
 

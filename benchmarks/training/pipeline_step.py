@@ -40,7 +40,7 @@ def bind(cores: set[int]) -> None:
 
 
 def other_cuts(plan: Plan, count: int, apart: float) -> list[int]:
-    """The chosen position, and legal ones on either side of it, so many and so far apart, as shares of the work."""
+    """Returns the chosen position, and legal ones on either side: `count` in all, `apart` as shares of the work."""
     done = np.concatenate([[0.0], np.cumsum(plan._chain.compute_s)]) / plan._chain.compute_s.sum()
     legal = np.flatnonzero(plan._chain.may_cut)
     legal = legal[(legal > 0) & (legal < len(done) - 1)]

@@ -49,9 +49,9 @@ def psum(
         sends to the switch), "native" (`jax.lax.psum`), "auto" (what the planner finds fastest, for each bucket);
         None: as the session says. See docs/train/collectives.md.
       wire_dtype: how float32, float16, bfloat16 and complex64 travel: "full" (with up to 32 bits an element), "int16",
-        "int8" or "int4" (as integers of so many bits, rounded at random so that the sum is right on average; "int8" for
-        at most 127 ranks, "int4" for 7); None: as the session says. Other dtypes are always exact, or "full".
-      bucket_bytes: leaves of one dtype are summed together, up to so many bytes (the first ones up to 1 MiB), as soon
+        "int8" or "int4" (as integers of 16, 8 or 4 bits, rounded at random so that the sum is right on average; "int8"
+        for at most 127 ranks, "int4" for 7); None: as the session says. Other dtypes are always exact, or "full".
+      bucket_bytes: leaves of one dtype are summed together, up to this size (the first ones up to 1 MiB), as soon
         as all of them are there: less overlaps more with the rest of the program, more costs less by the byte. No
         result depends on it; it must be the same on all hosts.
 

@@ -21,7 +21,7 @@ def simulate(
     hosts: Annotated[
         str, typer.Option(metavar="H,...", help="So many hosts sum, up to 4096; several numbers with commas.")
     ] = "8,64,512",
-    devices_per_host: Annotated[int, typer.Option(help="Each host has so many devices.")] = 1,
+    devices_per_host: Annotated[int, typer.Option(help="The number of devices of each host.")] = 1,
     size_bytes: Annotated[
         int,
         typer.Option(
@@ -30,7 +30,7 @@ def simulate(
     ] = "64M",  # type: ignore[assignment]
     link_gbit: Annotated[float, typer.Option(help="Each host's link has this rate.")] = 10.0,
     rack_hosts: Annotated[
-        int | None, typer.Option(help="Racks have so many hosts.", show_default="all hosts are at the centre")
+        int | None, typer.Option(help="The number of hosts of a rack.", show_default="all hosts are at the centre")
     ] = None,
     oversubscription: Annotated[
         float, typer.Option(help="A rack's link has the rate of its hosts' links together, divided by this.")
@@ -44,7 +44,7 @@ def simulate(
             help="Train gpt2-small, gpt2-xl, alexnet, vgg16 or resnet50; batches have 32 rows.", show_default="one sum"
         ),
     ] = None,
-    tflops: Annotated[float, typer.Option(help="A device reaches so many 10^12 operations a second.")] = 10.0,
+    tflops: Annotated[float, typer.Option(help="A device's speed, in 10^12 operations a second.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the predictions as JSON.")] = False,
 ) -> None:
     """Predict sums, or training, on up to 4096 hosts."""

@@ -22,7 +22,7 @@ def begin() -> None:
 
 
 def between_programs(sums: int) -> None:
-    """`process_sum`, `barrier` or `on_rank_zero` makes so many sums."""
+    """`process_sum`, `barrier` or `on_rank_zero` makes `sums` sums."""
     global _between_programs
     _between_programs += sums
 
@@ -46,7 +46,7 @@ def warn_of(what: str, remedy: str) -> None:
 
 
 def end(who: str, axis_names: tuple[str, ...], sums: int) -> None:
-    """A session of several hosts ends without an error, and made so many sums over the hosts in all."""
+    """A session of several hosts ends without an error, and made `sums` sums over the hosts in all."""
     if sums > _between_programs or (sums and not any(_noted.values())):
         return
     declares = ", ".join(map(repr, axis_names)) or "no axis"

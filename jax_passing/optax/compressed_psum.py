@@ -82,7 +82,8 @@ def compressed_psum(
 
     Raises:
       ConfigError: here, an unknown wire_dtype. In `update`, the state belongs to another model, the wire_dtype is too
-        narrow for so many hosts, a mesh spans the processes, or `optax.MultiSteps` is around it under `check_vma=True`.
+        narrow for the number of hosts, a mesh spans the processes, or `optax.MultiSteps` is around it under
+        `check_vma=True`.
       UsageError, UnvaryingInputError, NameError: in `update`, as
         `jax_passing.psum`.
     """

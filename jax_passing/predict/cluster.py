@@ -89,7 +89,7 @@ class Cluster:
         return math.ceil(self.hosts / self.rack_hosts) if self.rack_hosts else 0
 
     def crowd(self, threads: int) -> float:
-        """Returns how many times as long something takes where so many threads share the cores."""
+        """Returns how many times as long something takes where `threads` threads share the cores."""
         return max(1.0, threads / self.shared_cores) if self.shared_cores else 1.0
 
 

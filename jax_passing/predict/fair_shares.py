@@ -48,7 +48,7 @@ def _rates(
       capacity: of each link.
       links: for each pair of a flow and a link on its route, the link.
       users: and the flow.
-      flows: so many.
+      flows: their number.
     """
     rates = np.zeros(flows)
     free = capacity.copy()

@@ -15,9 +15,9 @@ class Pace:
     """A pace says how hosts wait for each other.
 
     Attributes:
-      delay: a step needs the sum that started so many steps before.
-      every: hosts sum once in so many steps; 0: never.
-      fragments: they do so in so many parts, at steps that are spread out.
+      delay: the number of steps from the start of a sum to the step that needs it.
+      every: the number of steps from one sum to the next; 0: hosts never sum.
+      fragments: the number of parts in which they do so, at steps that are spread out.
     """
 
     delay: int = 0
@@ -36,8 +36,8 @@ class Stragglers:
     """Some hosts are slow.
 
     Attributes:
-      hosts: so many are slow in each step.
-      slowdown: they compute so many times as long.
+      hosts: the number of slow ones in each step.
+      slowdown: how many times as long they compute.
       in_turns: others are slow in each step, not always the last ones.
     """
 
@@ -67,9 +67,9 @@ def step_ends_s(
 
     Args:
       pace: how often hosts wait.
-      hosts: so many train.
+      hosts: their number.
       stragglers: the slow ones.
-      steps: so many.
+      steps: their number.
       compute_s: time for which a host computes in a step.
       beside_s: time that a step takes beside that, on slow hosts as on others.
       sums_s: time that the sums of all gradients or parameters take. They travel one after the other.

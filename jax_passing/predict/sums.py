@@ -55,7 +55,7 @@ class Costs:
     of_byte: Prediction
 
     def of(self, size_bytes: float) -> Prediction:
-        """Predicts a sum to which each device gives so many bytes."""
+        """Predicts a sum to which each device gives `size_bytes`."""
         flowing_s = self.of_byte.time_s * size_bytes
         return Prediction(
             self.waits_s + flowing_s,
@@ -90,8 +90,7 @@ def all_costs(cluster: Cluster, schemes: Sequence[str] = tuple(SCHEMES)) -> dict
 def predict(
     cluster: Cluster, strategy: Strategy, elements: int, dtype: str = "float32", wire_dtype: str = "full"
 ) -> Prediction:
-    """Predicts one sum of so many elements of a dtype, on each device. What processors do is taken to shrink as narrow
-    lanes do."""
+    """Predicts one sum, of `elements` on each device. The processors' work is taken to shrink as narrow lanes do."""
     found = costs(cluster, SCHEME_OF[strategy])
     assert found is not None
     return found.of(elements * (NATIVE_BYTES[dtype] if strategy == "native" else lane_bytes(dtype, wire_dtype)))

@@ -58,7 +58,7 @@ class PinnedPool {
   // Returns a block of at least `bytes` bytes. It goes back to the pool when its last owner drops it, on any thread.
   // Waits up to a second for a block that was reserved and is in use. Throws CudaError.
   std::shared_ptr<PinnedBlock> Acquire(size_t bytes);
-  // Pins the blocks, of so many bytes each, that may be in use at once, as far as they are missing. The pool keeps, for
+  // Pins the blocks of these sizes that may be in use at once, as far as they are missing. The pool keeps, for
   // each size, as many blocks as were ever reserved at once, unless memory suffices only for these. If it doesn't
   // suffice even for these, those that could be pinned are idle, and nothing is reserved. Throws CudaError.
   void Reserve(const std::vector<size_t>& bytes);
@@ -67,7 +67,8 @@ class PinnedPool {
   size_t pinned_bytes() const;
   size_t bytes_in_use() const;
 
-  // The size of a block for so many bytes: a multiple of a quarter of a power of two, so that few sizes serve all sums.
+  // Returns the size of a block for `bytes`: a multiple of a quarter of a power of two, so that few sizes serve all
+  // sums.
   static size_t SizeClass(size_t bytes);
 
  private:

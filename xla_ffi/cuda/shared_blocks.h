@@ -19,7 +19,7 @@ class SharedBlocks {
   // `contexts`: one for each GPU, in the order of `PinnedBlock::gpus`.
   SharedBlocks(const CudaDriver& driver, std::vector<CUcontext> contexts) : driver_(driver), pool_(driver, contexts) {}
 
-  // Returns the block, of at least so many bytes, for the sum that this slice is part of: the same block for all
+  // Returns the block, of at least `bytes`, for the sum that this slice is part of: the same block for all
   // `slice_count` slices that come to a site in one execution. The block of an execution that broke off is forgotten
   // when another execution comes to the site. The second caller waits until the first has a block, but for no other
   // site's. May be called from any thread, whose context stays. Throws CudaError.

@@ -98,11 +98,11 @@ class HandleCall {
 // The handles of this process. The numbers go on from one session to the next.
 class SumHandles {
  public:
-  // So many handles of one call may be unfinished on a device: a program that loses its handles is stopped before they
-  // fill the memory. A pipeline of sums that is deeper than this hides no more of the network.
+  // At most this number of handles of one call may be unfinished on a device: a program that loses its handles is
+  // stopped before they fill the memory. A pipeline of sums that is deeper than this hides no more of the network.
   static constexpr size_t kUnfinishedMax = 64;
-  // Consecutive tokens lie so far apart. No k tokens add up to a token, and no k-th part of one is one, for k from 2 to
-  // so many, or for any power of two.
+  // The distance of consecutive tokens. No k tokens add up to a token, and no k-th part of one is one, for k from 2 to
+  // 24, or for any power of two.
   static constexpr uint32_t kTokenStep = 24;
   // A float32 holds all whole numbers up to 2^24.
   static constexpr uint32_t kNumbers = ((1u << 24) - 2) / kTokenStep;

@@ -12,7 +12,7 @@ bool IsInRange(const JobConfig& job) {
   const auto every_shard = [&](auto&& holds) { return std::all_of(job.shards.begin(), job.shards.end(), holds); };
   const bool ranks = job.world_size <= kMaxWorldSize && job.rank < job.world_size &&
                      every_shard([](const Shard& shard) { return shard.worker < wire::kMaxWorkers; });
-  // The order's limits hold for a window of so many positions (order.cc).
+  // The order's limits hold for a window of this size (order.cc).
   const bool slots = std::has_single_bit(job.slots_per_shard) && !job.shards.empty() &&
                      job.slots_per_shard * job.shards.size() <= wire::kMaxSlots && every_shard([&](const Shard& shard) {
                        return uint64_t{shard.slot_first} + job.slots_per_shard <= wire::kMaxSlots;

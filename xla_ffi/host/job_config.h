@@ -19,7 +19,7 @@ struct Shard {
   uint16_t epoch = 0;
   uint32_t slot_first = 0;
   uint16_t worker = 0;                     // this rank's number there
-  uint32_t whole_lanes = 0;                // if not 0, this switch takes packets of exactly so many lanes
+  uint32_t whole_lanes = 0;                // if not 0, this switch takes packets of exactly that length
   std::string name{};                      // the switch's, for people
   std::optional<wire::MemberKeys> keys{};  // if packets have tags there
 };

@@ -19,7 +19,7 @@ namespace passing::mpi {
 
 class Message {
  public:
-  // It owns so many bytes, so that a failed call may return while a channel still writes to them.
+  // It owns its bytes, so that a failed call may return while a channel still writes to them.
   explicit Message(size_t bytes) : owned_(NewMemory<uint8_t>(bytes)), bytes_(owned_.get(), bytes) {}
   // The bytes are another's, who keeps them until `when_done` is called, once, from any thread.
   Message(std::span<uint8_t> bytes, std::function<void(const std::optional<Failure>&)> when_done)

@@ -107,7 +107,7 @@ Work ExtremeOfKeys(const Layout& layout) {
 }
 
 // A sum of the whole carries a host's own part in vain; an exchange costs a message for each other host, as much
-// time as about so many bytes of a sum.
+// time as about 64 KiB of a sum.
 constexpr uint64_t kMessageBytes = 64 * 1024;
 
 bool IsExchanged(const Layout& layout) {

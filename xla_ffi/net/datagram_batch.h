@@ -88,8 +88,8 @@ class BatchSender {
   void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations,
             int wait_ms = kWaitMs, std::span<const Address> from = {});
 
-  // After a refusal so many sends use single datagrams: the path's MTU may have shrunk for a while, and a kernel that
-  // never segments refuses one call in so many.
+  // After a refusal the next sends use single datagrams: the path's MTU may have shrunk for a while, and a kernel that
+  // never segments refuses one call in a thousand.
   static constexpr uint32_t kSendsAfterRefusal = 1000;
 
   // See UdpSocket.

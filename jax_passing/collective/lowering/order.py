@@ -33,9 +33,9 @@ from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.handlers import register_ffi
 from jax_passing.host import scope as scopes
 
-LARGE_BYTES = 1 << 16  # XLA's limit is 512; beside so many bytes on a network one more round trip doesn't count
+LARGE_BYTES = 1 << 16  # XLA's limit is 512; beside them one more round trip on a network doesn't count
 
-_IDLE_CALLS = 8  # XLA runs up to so many operations one after the other, whatever their size
+_IDLE_CALLS = 8  # XLA runs up to eight operations one after the other, whatever their size
 
 INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
 

@@ -4,7 +4,7 @@ from jax_passing.conformance.exchanges.exchange import Exchange, Step, answered_
 from jax_passing.conformance.exchanges.model import Limits, Parent
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet
 
-# A live switch may have completed what other exchanges, and fences, have sent for the same job. After so many leaps as
+# A live switch may have completed what other exchanges, and fences, have sent for the same job. After 64 leaps as
 # long as the reach the job is beyond all that.
 LEAPS = 64
 

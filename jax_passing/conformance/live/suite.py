@@ -24,7 +24,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import RESULT
 from jax_passing.protocol.verdicts import VERDICTS
 
-STEPS_UNREAD = 32  # what comes out of so many steps fits into a socket's buffer
+STEPS_UNREAD = 32  # the packets that come out of these steps fit into a socket's buffer
 QUIET_S = 1.0
 GROUP_ATTEMPTS = 4  # a switch waits for 1.2 s until all have heard its group, which a busy machine may exceed
 FIRST_JOIN_S = 10.0  # there is nobody to wait for, unless it has a parent that isn't there

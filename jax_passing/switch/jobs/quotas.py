@@ -17,8 +17,8 @@ JOBS_PER_ADDRESS_MIN = 4
 # A job of 1,024 ranks may be started at once through one switch. Its hosts join within milliseconds, or within 5 s
 # where the job is spread over several switches and one of these is late.
 UNJOINED_MAX = 1024
-# So many ranks may join through the switches of racks that have one address, and so many hosts may have seats through
-# them: enough for 16 jobs of 512 ranks each. What a rank says takes up to 20 KB, so all of them take 160 MB.
+# As many ranks may join through the switches of racks that have one address, and as many hosts may have seats through
+# them. It is enough for 16 jobs of 512 ranks each. What a rank says takes up to 20 KB, so all of them take 160 MB.
 RANKS_PER_ADDRESS = 8192
 
 

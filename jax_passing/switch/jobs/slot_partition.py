@@ -30,7 +30,7 @@ class SlotPartition:
         return sum(one.count for one in self._ranges.values())
 
     def who_has_enough(self, count: int, owners: Collection[str]) -> str | None:
-        """Returns an owner that would hold more than one may, with so many more slots; None if there is none."""
+        """Returns an owner that would hold more than one may, with `count` more slots; None if there is none."""
         for owner in sorted(owners):
             held = sum(one.count for one in self._ranges.values() if owner in one.owners)
             if held + count > self._per_owner:

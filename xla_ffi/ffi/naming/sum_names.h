@@ -33,8 +33,8 @@ namespace passing {
 // one execution of an executable to the next; those of two executables can't be compared.
 class SumNames {
  public:
-  // So many sums can be told apart in a session, and so many pairs of a program and a device that it visits. A program
-  // that is compiled again keeps its names, so only one who traces ever new programs comes that far.
+  // A session tells at most this number of sums apart, and as many pairs of a program and a device that it visits. A
+  // program that is compiled again keeps its names, so only one who traces ever new programs comes that far.
   static constexpr size_t kMaxNames = 1 << 20;
 
   // `first_device_id`: XLA's number of this process's first device. The host's session, which hears of the programs,

@@ -40,7 +40,7 @@ struct LogEntry {
 
 class Order {
  public:
-  // A job that never repeats itself must not fill the memory: beyond so many contexts all of them are forgotten.
+  // A job that never repeats itself must not fill the memory: beyond this number of contexts all of them are forgotten.
   static constexpr size_t kMaxContexts = 1 << 20;
 
   // `window`: how many positions a rank may be ahead of its first missing result. All of it is alike on all ranks.

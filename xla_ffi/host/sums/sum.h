@@ -34,8 +34,8 @@ struct Pieces {
   // So many can be read when the sum starts, of each device; `Collective::Ready` tells of more. No other is read
   // before.
   uint64_t ready_elements = UINT64_MAX;
-  // Called each time the first so many elements have their final sums in `outputs`. The call is left out where `done`
-  // follows at once, and never comes after it. Must not block. Null if nobody asks.
+  // Called each time more of the first elements have their final sums in `outputs`, with their number. The call is left
+  // out where `done` follows at once, and never comes after it. Must not block. Null if nobody asks.
   std::function<void(uint64_t elements)> written{};
 };
 
@@ -71,8 +71,8 @@ class Collective {
   virtual uint32_t world_size() const = 0;
   // From any thread; never blocks on the network. After a failure `done` is called with it at once.
   virtual void Start(Sum sum) = 0;
-  // Tells that so many elements can be read now of a sum that was started with fewer: Sum::pieces. May be called from
-  // any thread, but for one sum by one thread at a time. Ignored if the sum is over.
+  // Tells that the first `elements` elements can be read now of a sum that was started with fewer: Sum::pieces. May be
+  // called from any thread, but for one sum by one thread at a time. Ignored if the sum is over.
   virtual void Ready(const SumKey&, uint64_t /*elements*/) {}
   // Fails all sums, now and later. The first failure wins.
   virtual void Fail(const Failure&) {}

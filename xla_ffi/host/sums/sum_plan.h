@@ -19,8 +19,8 @@ namespace passing {
 // of 256 float32 (180 of bfloat16, 64 of float32 as int8): no chunk but the last of a leaf is ever short.
 inline constexpr uint32_t kSegmentLanes = 23040;
 
-// Floats of a sum that fits into so many lanes travel precisely, and may guess their exponents. Four packets of 360
-// take 48 us at 1 Gbit/s, about the round trip that a right guess saves; a wrong one costs as much.
+// Floats of a sum that fits into this number of lanes travel precisely, and may guess their exponents. Four packets of
+// 360 take 48 us at 1 Gbit/s, about the round trip that a right guess saves; a wrong one costs as much.
 inline constexpr uint32_t kPreciseLanesOfSum = 1440;
 
 // The numbers in an exponent chunk: of each block, and in addition where the segment guesses (segment_exponents.h).

@@ -32,7 +32,7 @@ class SumsInFlight {
   // The one that was started first; null if there is none.
   const SumPass* Oldest() const;
 
-  // Tells that so many elements of `sum` can be read.
+  // Tells that the first `elements` elements of `sum` can be read.
   void OnReady(SumPass& sum, uint64_t elements);
   // Tells that the next segment of `sum` was placed in the order, or lost its entry again.
   void CountPlaced(SumPass& sum);

@@ -36,7 +36,7 @@ class CongestionWindow {
 
  private:
   // The window is at most a quarter of the slots: the rest goes on while a lost chunk is sent again and again. But it
-  // isn't less than six super-packets, if there are so many slots, as three are on the wire at 1 Gbit/s.
+  // isn't less than six super-packets, if there are slots for them, as three are on the wire at 1 Gbit/s.
   static constexpr uint32_t kSlotsPerChunk = 4;
   static constexpr uint32_t kLeastMaxChunks = 256;
 

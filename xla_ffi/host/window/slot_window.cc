@@ -185,7 +185,8 @@ std::optional<uint64_t> SlotWindow::LowestLost(const Path& path) const {
 }
 
 std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {
-  const uint64_t reorder = uint64_t{kReorderChunks} * sharding_.shard_count();  // a path has one position in so many
+  // A path has one position in `shard_count`.
+  const uint64_t reorder = uint64_t{kReorderChunks} * sharding_.shard_count();
   for (const Sent& sent : path.sent) {
     if (sent.send_number >= path.answered_number) break;
     if (Waits(sent) && path.answered_position > sent.position + reorder) return sent.position;

@@ -25,9 +25,9 @@ class SlotWindow {
 
   // Do the slots reach that far?
   bool CanSend(uint64_t position) const { return position >= low_ && position < end(); }
-  // May a chunk be sent if so many chunks below its position are in flight? Those above don't count: else ranks that
-  // got their sums in different orders could fill their windows with different chunks, none of which all of them sent,
-  // and wait for ever. The lowest chunk has none below it, so it can always be sent.
+  // May a chunk be sent if `in_flight_below` chunks below its position are in flight? Those above don't count: else
+  // ranks that got their sums in different orders could fill their windows with different chunks, none of which all of
+  // them sent, and wait for ever. The lowest chunk has none below it, so it can always be sent.
   bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < congestion_.chunks(); }
   void OnSent(uint64_t position, int64_t now_us);
 

@@ -14,8 +14,8 @@ class GpuSpec:
     Attributes:
       overlap_group: the first of the sums that may be under way together, as their program has them in one call:
         `SumSpec.site` of it. XLA may call them in any order.
-      slice_elements: not 0: this host's members add up their elements before they come, and each comes with a slice of
-        so many elements.
+      slice_elements: the length of the slice with which each of this host's members comes, if they add up their
+        elements before they come; else 0.
       gpus: the numbers of the mesh's devices: ids where it spans processes, else indices among this process's;
         ANY_DEVICE stands for every device.
       groups, members, slices: the group, the member and the slice of each of `gpus`.
