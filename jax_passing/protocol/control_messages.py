@@ -36,8 +36,10 @@ class _Versioned(msgspec.Struct, frozen=True):
 FromHost = Join | Meet | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
 FromRack = RackJoin | RackMeet | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
 FromMember = FromHost | FromRack
-FromSwitch = Hello | Met | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Bye | Failed
-FromParent = FromSwitch | RackMet | Prepare | Left | Ask | Answer
+FromSwitch = (
+    Hello | Met | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Left | Bye | Failed
+)
+FromParent = FromSwitch | RackMet | Prepare | Ask | Answer
 
 _encoder = msgspec.json.Encoder()
 _from_member = msgspec.json.Decoder(FromMember)

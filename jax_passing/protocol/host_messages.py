@@ -10,6 +10,7 @@ from jax_passing.protocol.all_versions import ForeignJoin, Message
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.message_fields import (
     RELAY_BYTES_MAX,
+    Count,
     Facts,
     Id,
     Lanes,
@@ -148,7 +149,18 @@ class Heartbeat(Message, frozen=True):
 
 
 class Leave(Message, frozen=True):
-    """The host wants no more sums. The switch says Bye when all ranks have left."""
+    """The host wants no more sums. `sums`: how many it has started and completed, if it says so. The switch says Bye
+    when all ranks have left."""
+
+    sums: Count | None = None
+
+
+class Left(Message, frozen=True):
+    """A switch says that there will be no more sums of these ranks: to other switches each time, to its hosts when the
+    first rank leaves. `sums`: as many were completed by each rank that has left, and so by all. More there won't be."""
+
+    ranks: RankSet
+    sums: Count | None = None
 
 
 class Bye(Message, frozen=True):

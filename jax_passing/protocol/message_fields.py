@@ -21,6 +21,7 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
 RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
 Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two

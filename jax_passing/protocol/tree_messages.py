@@ -71,12 +71,6 @@ class Prepared(Message, frozen=True):
     attempt: int
 
 
-class Left(Message, frozen=True):
-    """A switch tells another that there will be no more sums of these ranks."""
-
-    ranks: RankSet
-
-
 class Ask(Message, frozen=True):
     """A switch asks its parent or a rack's switch: on your side, who is missing in this chunk?
 

@@ -61,8 +61,10 @@ class Transport:
             link.socket.stop_listening()
         self._host = self._packets.add_host(shards=[_shard_of(link) for link in links], **settings)
         process.world.on_event[self._host] = self._on_event
+        self._sums_started = 0
 
     def execute(self, execution, sites, spread_us):
+        self._sums_started += len(sites)
         self._packets.execute(self._host, execution, sites, spread_us)
 
     def deliver_order_message(self, content):
@@ -77,6 +79,9 @@ class Transport:
 
     def failure(self):
         return None
+
+    def stats(self):
+        return {"sums_started": self._sums_started}
 
     def close(self):
         del self._process.world.on_event[self._host]

@@ -69,6 +69,9 @@ class NoTransport:
     def failure(self):
         return None
 
+    def stats(self):
+        return {"sums_started": self._host.sums_started}
+
     def close(self): ...
 
 
@@ -90,7 +93,7 @@ class Host:
         )
         self.joining, self.ranks, self.rank = Joining(self.process, settings), None, rank
         self.step, self.value, self.before = None, None, None
-        self.phase, self.end, self.epoch = "new", None, None
+        self.phase, self.end, self.epoch, self.sums_started = "new", None, None, 0
         self.meet(())
 
     @property
@@ -126,7 +129,7 @@ class Host:
         self.leave(f"refused: {error}")
 
     def on_joined(self, joined):
-        self.phase, self.ranks, self.rank = "running", joined.ranks, joined.rank
+        self.phase, self.ranks, self.rank, self.sums_started = "running", joined.ranks, joined.rank, 0
         assert joined.world_size >= self.training.least
         if joined.rank >= joined.survivors:
             self.step = None
@@ -201,6 +204,7 @@ class Training:
 
     def give(self, host, step, part, done):
         """A host's part of one sum of its epoch."""
+        host.sums_started += 1
         members = self._sums.setdefault((host.epoch, step), {})
         members[host.rank] = (host, part, done)
         if len(members) < host.met.world_size:

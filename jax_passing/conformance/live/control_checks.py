@@ -73,10 +73,13 @@ def checks(join: Join) -> list[Check]:
 
     def leaving() -> str:
         with closing(join(2)) as job:
-            job.control_of(0).send(messages.Leave())
+            job.control_of(0).send(messages.Leave(0))
             if (early := _next(job, 0, QUIET_S)) is not None:
                 return f"rank 0 has left, rank 1 hasn't; the switch says {early}"
-            job.control_of(1).send(messages.Leave())
+            left = messages.Left((0,), 0)
+            if (said := _next(job, 1)) != left:
+                return f"rank 0 has left; to rank 1 the switch says {said or 'nothing'}, not {left}"
+            job.control_of(1).send(messages.Leave(0))
             for rank in (0, 1):
                 if not isinstance(said := _next(job, rank), messages.Bye):
                     return f"all have left; to rank {rank} the switch says {said or 'nothing'}, not Bye"
@@ -99,7 +102,7 @@ def checks(join: Join) -> list[Check]:
         ),
         "heartbeats are echoed": heartbeats,
         "messages that rank 0 relays come to all others, in order": relays,
-        "Bye is said when all have left, not before": leaving,
+        "Left is said when the first has left, Bye when all have, not before": leaving,
         "a connection that breaks ends the job: all others are told at once": breaking,
     }
     return [Check(SECTION, description, find) for description, find in found.items()]

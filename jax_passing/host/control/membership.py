@@ -37,6 +37,7 @@ log = logging.getLogger("jax_passing")
 
 ANSWER_S = 1.0  # to a question; a switch has less patience with the others that it asks
 LATE_S = 1.0  # for a timer
+LEFT_LOOK_S = 0.05  # between two looks for a sum that can't be completed, once a rank has left
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
 
 
@@ -286,6 +287,8 @@ class Membership:
         self._unread: list[tuple[Shard, messages.FromParent]] = []  # what came before all shards were joined
         self._asked: tuple[Stall, float] | None = None  # the stall that its switch is asked about
         self._timer: Timer | None = None  # of the join, then of an answer
+        self._look: Timer | None = None  # when it looks for a sum that can't be completed, as a rank has left
+        self._has_left = False
         self._ledger = programs.Ledger(settings.rank)
         self.shards = [Shard(context, address, self._on_call) for address in settings.switch]
 
@@ -437,6 +440,8 @@ class Membership:
                 # The host that missed a sum at its deadline doesn't know what this one waits for instead.
                 also = self._ledger.waiting() if kind == DeadlineExceededError.__name__ else ""
                 self.fail(Failure(kind, f"{text} {also}".rstrip(), ranks), source=shard)
+            case messages.Left():
+                self._look_beyond(message)
             case messages.Bye():
                 shard.is_over = True
                 if all(each.is_over for each in self.shards):
@@ -495,6 +500,21 @@ class Membership:
         self.transport.note_stall(note)
         self._check(failure)
 
+    def _look_beyond(self, left: messages.Left) -> None:
+        """Looks for a sum that can't be completed, as a rank has left: now, and again as long as this one stays.
+
+        A sum needs all ranks, and a rank leaves when its sums are complete. So this host has the same sums, or has
+        started one that the other one never will.
+        """
+        if self._look is not None:
+            self._look.cancel()
+        if self._is_closed or self._failure is not None or self._has_left or left.sums is None:
+            return
+        if self.transport.stats()["sums_started"] > left.sums:
+            self.fail(self._stalls.left_behind(left.ranks, left.sums))
+        else:
+            self._look = self._outside.call_later(LEFT_LOOK_S, partial(self._look_beyond, left))
+
     def group_lost(self, shard: int) -> None:
         log.warning("results of %s come by multicast no longer; telling it", self.shards[shard].name)
         self.shards[shard].send(messages.GroupLost())
@@ -533,18 +553,21 @@ class Membership:
         return self._failure or (Failure(*noticed) if noticed else None)
 
     def leave(self) -> None:
-        """Tells the switches that there will be no more sums."""
+        """Tells the switches that there will be no more sums. Those that were started are complete."""
+        self._has_left = True
+        leave = messages.Leave(self.transport.stats()["sums_started"] if self._has_begun else None)
         for shard in self.shards:
             if shard.is_welcomed:
-                shard.send(messages.Leave())
+                shard.send(leave)
 
     def close(self) -> None:
         """Fails what is pending. Bounded in time."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._look):
+            if timer is not None:
+                timer.cancel()
         for shard in self.shards:
             shard.close()
         if self._has_begun:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jax_passing")
 
+_SAME_NUMBER = "All hosts must run the same number of steps before shutdown."
+
 
 def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> tuple[str, tuple[int, ...]]:
     """Returns a sentence on whom the sum waits for, and those of them that have left the job.
@@ -128,7 +130,15 @@ class StallReporter:
             return note, None
         return note, Failure(
             HostLostError.__name__,
-            f"Rank {self._rank} waits for {sum_text}, but {names(gone)} left the job without it. All hosts must run "
-            "the same number of steps before shutdown.",
+            f"Rank {self._rank} waits for {sum_text}, but {names(gone)} left the job without it. {_SAME_NUMBER}",
+            gone,
+        )
+
+    def left_behind(self, gone: tuple[int, ...], sums: int) -> Failure:
+        """Makes the failure of a host that has started more sums than ranks that have left."""
+        return Failure(
+            HostLostError.__name__,
+            f"Rank {self._rank} needs another sum (epoch {self._epoch}), but {names(gone)} left the job after "
+            f"{sums} of them. {_SAME_NUMBER}",
             gone,
         )

@@ -274,15 +274,16 @@ class JobTable:
         )
         self.fail(epoch, messages.Failed(HostLostError.__name__, message, tuple(ranks)))
 
-    def leave(self, epoch: Epoch, ranks: Collection[int], source: Member | ParentConnection) -> None:
-        """Is a barrier: the epoch ends well when all ranks of the job have left."""
+    def leave(self, epoch: Epoch, left: messages.Left, source: Member | ParentConnection) -> None:
+        """Is a barrier: the epoch ends well when all ranks of the job have left. The other hosts hear of the first that
+        does: from then on no further sum can be completed."""
+        tells_hosts = not epoch.left and left.sums is not None
         if not epoch.left:
             epoch.left_since = self._outside.now()
-        epoch.left.update(ranks)
-        log.info("%s: %s left", epoch, names(sorted(ranks)))
-        left = messages.Left(tuple(ranks))
+        epoch.left.update(left.ranks)
+        log.info("%s: %s left", epoch, names(sorted(left.ranks)))
         for member in epoch.members:
-            if member.rack and member is not source:
+            if member is not source and (member.rack or tells_hosts):
                 member.connection.send(left)
         if epoch.uplink is None:
             if len(epoch.left) == epoch.world_size:

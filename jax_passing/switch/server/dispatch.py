@@ -91,8 +91,8 @@ class Dispatcher:
                 pass  # it has asked for whom it waits, and all have come meanwhile
             case messages.CountersQuery() if epoch.state is EpochState.RUNNING:
                 member.answer(messages.Counters(dict(self._data_plane.stats())))
-            case messages.Leave() if epoch.state is EpochState.RUNNING:
-                self._jobs.leave(epoch, (member.rank,), member)
+            case messages.Leave(sums) if epoch.state is EpochState.RUNNING:
+                self._jobs.leave(epoch, messages.Left((member.rank,), sums), member)
             case messages.Fail(kind, text, ranks):
                 by = f" (Reported by rank {member.rank}.)"
                 reported = text[: messages.TEXT_MAX - len(by)] + by
@@ -111,7 +111,7 @@ class Dispatcher:
                 self._check_inquiries(member)
                 self._questions.answer(epoch, message, member, member.inquiries, member.answer)
             case messages.Left(ranks) if epoch.state is EpochState.RUNNING and member.ranks.keys() >= set(ranks):
-                self._jobs.leave(epoch, ranks, member)
+                self._jobs.leave(epoch, message, member)
             case messages.Fail(kind, text) if epoch.state is EpochState.PREPARING and is_kind(kind):
                 self._jobs.refuse_all(epoch, text, kind)
             case messages.Fail(kind, text, ranks):

@@ -163,8 +163,8 @@ class Uplink:
                     jobs.refuse(epoch, message)
             case messages.Relay():
                 jobs.relay(epoch, message, self)
-            case messages.Left(ranks) if is_running:
-                jobs.leave(epoch, ranks, self)
+            case messages.Left() if is_running:
+                jobs.leave(epoch, message, self)
             case messages.Ask() if is_running:
                 self._questions.answer(epoch, message, self, self._inquiries, self.send)
             case messages.Answer():

@@ -83,3 +83,28 @@ def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster", wire:
 def compilations(process: Process) -> int:
     """Counts compilations of its programs; session.rejoin has its own, which waits for what was dispatched."""
     return sum("Finished XLA compilation" in line and "jit(_work)" not in line for line in list(process.lines))
+
+
+@pytest.mark.smoke
+def test_a_host_that_leaves_early_is_left_behind_at_once(cluster: "Cluster", tmp_path: Path) -> None:
+    """It ends in good order, so the switch doesn't lose it: the others may not wait until a sum stalls (warn_s)."""
+    leaves = tmp_path / EXAMPLE.name  # with all of its lines where they are
+    text, last = EXAMPLE.read_text(), "        time.sleep(max(0.0, self.step_s"
+    assert text.count(last) == 1
+    leaves.write_text(text.replace(last, last.replace("time.sleep", "number == 19 and exit(0); time.sleep")))
+
+    def start(rank: int) -> Process:
+        settings = host_settings(cluster.switch.address, "elastic", rank, HOSTS, 1)
+        command = [sys.executable, "-P", str(leaves if rank == 1 else EXAMPLE), "--steps", "60", "--step-s", "0.03"]
+        cluster.processes.append(process := Process(command, settings | {"JAX_PASSING_WARN_S": "60"}))
+        return process
+
+    processes = [start(rank) for rank in range(HOSTS)]
+    one = processes.pop(1)
+    took = went_on(processes, 2)
+    print(f"a host of {HOSTS} leaves: {took:.2f} s")
+    assert took < RECOVERY_S
+    assert one.wait() == 0, one.text
+    for process in processes:
+        assert process.wait() == 0, process.text
+        process.wait_for(r"after step 20: HostLostError: .*, but rank 1 left the job after \d+ of them\.", 1)

@@ -13,7 +13,7 @@ WELCOME = messages.Welcome(1, 7, 0, 256, 0, 360)
 class HostOutside(MovedOutside):
     """A HostOutside (`host/outside.py`) that carries no packets."""
 
-    instance, port = "this process", 1000
+    instance, port, sums_started = "this process", 1000, 0
 
     def open_socket(self, host, port):
         return self
@@ -27,6 +27,9 @@ class HostOutside(MovedOutside):
 
     def failure(self):
         return None
+
+    def stats(self):
+        return {"sums_started": self.sums_started}
 
     def close(self): ...
 

@@ -122,6 +122,28 @@ def test_what_rank_0_doesnt_relay(payload):
     assert host.ranks.failure.kind == "SwitchLostError"
 
 
+def test_a_sum_that_cant_be_completed_fails_as_soon_as_it_is_started():
+    host = DrivenHost()
+    host.joins(0)
+    host.outside.sums_started = 4
+    host.switch(0, messages.Left((2,), 4))  # these may still be under way: the rank that left has contributed to them
+    host.outside.pass_by(1.0)
+    assert host.ranks.failure is None
+    host.outside.sums_started = 5
+    host.outside.pass_by(0.1)
+    assert (host.ranks.failure.kind, host.ranks.failure.ranks) == ("HostLostError", (2,))
+    assert "Rank 1 needs another sum (epoch 7), but rank 2 left the job after 4 of them." in host.ranks.failure.message
+
+
+def test_a_host_that_has_left_itself_looks_for_no_sum():
+    host = DrivenHost()
+    host.joins(0)
+    host.ranks.leave(lambda _: None)
+    host.outside.sums_started = 5  # of a thread that was late
+    host.switch(0, messages.Left((2,), 4))
+    assert host.ranks.failure is None
+
+
 def test_facts_of_a_join():
     join = DrivenHost(axis_name=("d",), device_count=2).joins(0)
     settings = Settings(switch=(("sw", 7171),), job="a", rank=1, world_size=3, axis_name=("d",))

@@ -20,7 +20,7 @@ def test_a_host_joins_and_leaves_when_all_have():
     assert (join.job, join.rank, join.world_size) == ("a", 1, 3)
     assert host.told == [host.ranks]
     host.ranks.leave(left.append)
-    assert host.switch(0) == [messages.Leave()]
+    assert host.switch(0) == [messages.Leave(0)]
     assert not left
     host.switch(0, messages.Bye())
     assert left == [None]

@@ -129,6 +129,20 @@ async def test_rank_0_is_relayed_to_all_racks_in_order(tree, root, left, right):
 
 
 @in_tree()
+async def test_all_hosts_hear_of_the_first_that_leaves(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    hosts[2].send(messages.Leave(7))
+    for host in (hosts[0], hosts[1], hosts[3]):
+        assert await host.receive() == messages.Left((2,), 7)
+    for host in hosts[:2]:
+        host.send(messages.Leave(7))
+    (epoch,) = right.plane.jobs.epochs()
+    await until(lambda: epoch.left == {0, 1, 2})
+    hosts[3].send(messages.Query())
+    assert await hosts[3].receive() == messages.SlotState(left=(0, 1, 2))
+
+
+@in_tree()
 async def test_leave_is_a_barrier_over_all_racks(tree, root, left, right):
     hosts, _ = await job(left, right)
     for host in hosts[:3]:
