@@ -1,5 +1,5 @@
-"""Collectives that stay inside this host although there are others: what is wrong with that is nowhere to be seen, so
-it is said where one is traced, or when a session ends without sums."""
+"""This host warns of collectives that stay inside it although there are others, as nothing else would show that: where
+one is traced, or when a session ends without sums."""
 
 import logging
 

@@ -37,9 +37,9 @@ struct StagedInputs : Staged {
   const Written written;
 };
 
-// These sums start in the order in which XLA calls those on CPU, or hosts of both kinds might wait for each other: the
-// order in which a device came to them, that of the program; and within one execution when those before are done,
-// unless the program lets them be under way together.
+// These sums start in the order in which XLA calls those on CPU: a CPU host and a GPU host with different orders would
+// wait for each other. A device comes to them in the order of its program, and within one execution each starts when
+// those before are done, unless the program lets them be under way together.
 class StagedStarts : public std::enable_shared_from_this<StagedStarts> {
  public:
   // `fail_session` is called with what keeps inputs from coming.

@@ -96,8 +96,8 @@ class CudaSums {
   // the midst of an execution may wait for this one. What can't be pinned now `Start` tries again, and says if it can't
   // be: an error before the execution would leave the other GPUs' threads waiting in XLA for this one.
   void Reserve(const PinnedNeeds& needs, int32_t ordinal);
-  // `site` has a CudaSpec. Blocks no longer than PinnedPool's Acquire. The sum itself may have failed already: `Finish`
-  // returns that, and what becomes of the copies.
+  // `site` has a CudaSpec. Blocks no longer than PinnedPool's Acquire. `Finish` returns the failures
+  // of the sum itself, which may have come already, and of the copies.
   std::optional<Failure> Start(const std::shared_ptr<const SumSite>& site, CudaCall call);
   // Blocks until the sum that was started with this token is there, and enqueues that it is copied to the leaves, piece
   // by piece.

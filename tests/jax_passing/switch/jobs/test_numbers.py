@@ -1,4 +1,4 @@
-"""No pair of a job's and an epoch's number comes back in a switch's life."""
+"""A switch never numbers two epochs alike: pairs of a job's and an epoch's number don't repeat."""
 
 from types import SimpleNamespace
 
