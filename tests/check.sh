@@ -21,7 +21,7 @@ case "${1:-}" in
   --thorough)
     stages+=(
       slow_tests more_end_to_end slot_protocol p4 documentation randomised_search fuzzing address_sanitizer
-      thread_sanitizer bazel newest_jax quickstart
+      thread_sanitizer bazel newest_jax wheels quickstart
     )
     ;;
   -*) echo "usage: bash tests/check.sh [--quick | --thorough | STAGE...]" >&2 && exit 2 ;;
@@ -234,6 +234,27 @@ newest_jax() {
     "${sums}_every_dtype_and_transform_on_independent_processes" \
     ${sums}_{one_mesh_over_all_processes_equals_lax_psum,independent_sums_match} \
     "tests/end_to_end/sums/test_pipelines.py::test_a_mesh_over_processes[both-4-1]"
+}
+
+# The wheels as users get them, as far as that needs no container: Python 3.12's serves all later ones. Each Python of
+# ~/.pyenv that is as new, and this machine's own, sums in an environment of its own, with no compiler on its PATH.
+wheels() {
+  local python venv=$work/wheels wheel
+  python=$(find_python_3_12)
+  [ -n "$python" ] || { echo "no Python 3.12 with headers, neither in ~/.pyenv nor on the PATH" && return 1; }
+  build_wheel "$python" "$work/wheel-3.12"
+  wheel=$(echo "$work"/wheel-3.12/jax_passing-*-cp312-abi3-linux_*.whl)
+  make_venv "$venv/tools" python3
+  "$venv/tools/bin/pip" install --quiet abi3audit==0.0.26 auditwheel==6.8.2 check-jsonschema==0.39.0 cibuildwheel==4.3.5
+  "$venv/tools/bin/abi3audit" --strict "$wheel"
+  "$venv/tools/bin/auditwheel" show "$wheel"
+  "$venv/tools/bin/check-jsonschema" --builtin-schema vendor.github-workflows .github/workflows/release.yml
+  "$venv/tools/bin/cibuildwheel" --platform linux --print-build-identifiers
+  for python in python3 ~/.pyenv/versions/3.1[2-9]*/bin/python; do
+    "$python" -m venv --clear "$venv/user"
+    "$venv/user/bin/pip" install --quiet --find-links "$work/wheel" --find-links "$work/wheel-3.12" jax-passing
+    PATH=$venv/empty "$venv/user/bin/jax-passing" run --hosts 2 examples/hello_psum.py
+  done
 }
 
 # As a newcomer runs it: its programs import what lies beside them.

@@ -1,4 +1,5 @@
 // Lets XLA's MPI interface reach the server in Python (jax_passing.for_jax), and that one answer.
+#include <dlfcn.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -39,13 +41,24 @@ Entrance& TheEntrance() {
   return entrance;
 }
 
+// Python's stable ABI, for which our wheel is built, lacks these two functions, but every Python has them.
+using Question = int (*)();
+Question FunctionOfPython(const char* name, const char* older_name) {
+  void* found = dlsym(RTLD_DEFAULT, name);
+  if (found == nullptr) found = dlsym(RTLD_DEFAULT, older_name);
+  if (found == nullptr) throw std::runtime_error("this Python has no function " + std::string(name));
+  return reinterpret_cast<Question>(found);
+}
+
 // After Python began to end, a thread that asks for the GIL never returns.
 bool IsEnding() {
-#if PY_VERSION_HEX >= 0x030d0000
-  return !Py_IsInitialized() || Py_IsFinalizing();
-#else
-  return !Py_IsInitialized() || _Py_IsFinalizing();
-#endif
+  static const Question is_finalizing = FunctionOfPython("Py_IsFinalizing", "_Py_IsFinalizing");
+  return !Py_IsInitialized() || is_finalizing() != 0;
+}
+
+bool HasGil() {
+  static const Question check = FunctionOfPython("PyGILState_Check", "PyGILState_Check");
+  return check() != 0;
 }
 
 // What Python holds while bytes are on their way. Dropped, it fails: nobody waits for a channel that forgot it.
@@ -85,7 +98,7 @@ std::string TextOf(nb::handle object) {
       nb::steal(text.is_valid() ? PyUnicode_AsEncodedString(text.ptr(), "utf-8", "backslashreplace") : nullptr);
   PyErr_Clear();
   if (!bytes.is_valid()) return "";
-  return {PyBytes_AS_STRING(bytes.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(bytes.ptr()))};
+  return {PyBytes_AsString(bytes.ptr()), static_cast<size_t>(PyBytes_Size(bytes.ptr()))};
 }
 
 // Is this type one of jax_passing.errors, whose names a switch and other hosts know?
@@ -110,8 +123,7 @@ void RaiseInProgram(nb::handle exception) {
 }
 
 Failure FailureOf(const nb::python_error& error) {
-  const std::string_view full_name = reinterpret_cast<PyTypeObject*>(error.type().ptr())->tp_name;
-  const std::string name(full_name.substr(full_name.rfind('.') + 1));
+  const auto name = nb::cast<std::string>(error.type().attr("__name__"));
   const std::string text = TextOf(error.value());
   if (IsOurs(error.type())) return {name, text.empty() ? "there is no more to say" : text};
   return {"PassingError", text.empty() ? name : name + ": " + text};
@@ -201,7 +213,7 @@ class PythonServer final : public Server {
   }
 
   void Blocking(const std::function<void()>& work) override {
-    if (!IsEnding() && PyGILState_Check()) {
+    if (!IsEnding() && HasGil()) {
       const nb::gil_scoped_release release;
       return work();
     }
