@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from jax_passing.for_jax.frames import Frame, FrameError, FrameReader
+from jax_passing.protocol.stream import send_at_once
 
 PIECE_BYTES = 256 * 1024  # are given to asyncio at once
 UNSENT_BYTES = 512 * 1024  # in asyncio's buffer at most, and a piece
@@ -94,6 +95,7 @@ class PeerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport, self._socket = transport, transport.get_extra_info("socket")
+        send_at_once(transport)
         transport.set_write_buffer_limits(UNSENT_BYTES)
         if self._hello is not None:
             transport.write(self._hello.encode())

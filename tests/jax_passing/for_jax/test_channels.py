@@ -127,6 +127,12 @@ def test_devices_of_one_host_need_no_connection(key):
     host.close()
 
 
+def test_messages_leave_at_once_at_both_ends(hosts):
+    assert hosts[0].send(0, 2, b"hello").wait() == hosts[1].receive(2, 0, 5)[0].wait() == ()
+    for connection in (hosts[0].channels._receivers[1], hosts[1].channels._senders[0]):
+        assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_sizes_that_differ_fail_both_hosts(hosts):
     received, _ = hosts[1].receive(2, 0, 2 * MIB)
     sent = hosts[0].send(0, 2, bytes(MIB))

@@ -18,6 +18,16 @@ from support.switch.control import Switch, scenario, until
 
 
 @scenario()
+async def test_answers_leave_at_once(switch):
+    """Though the listener doesn't know the number of its protocol. A sum right after a meeting took 44 ms else."""
+    await switch.connect()
+    (connected,) = switch.server.streams
+    accepted = connected._transport.get_extra_info("socket")
+    assert accepted.proto == 0
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@scenario()
 async def test_a_host_that_asks_and_doesnt_read_is_lost(switch):
     switch.data_plane.stats = lambda: {"x" * 60_000: 1}
     hosts, _ = await switch.job(2)
