@@ -9,6 +9,7 @@ import numpy as np
 
 from jax_passing._compat import process
 from jax_passing.errors import JoinError
+from jax_passing.host import scope
 
 POLL_S = 0.005  # between two looks at an array that isn't ready
 
@@ -30,7 +31,8 @@ def wait_for_executions(timeout_s: float) -> bool:
         devices = jax.local_devices(backend=platform)
         ones = np.ones((len(devices), 64, 64), np.float32)
         across = jax.NamedSharding(jax.sharding.Mesh(np.array(devices), ("d",)), jax.sharding.PartitionSpec("d"))
-        last += [_work(jax.device_put(ones, onto)) for onto in (across, *devices)]
+        with scope.within(None):  # so it is compiled once, for all sessions
+            last += [_work(jax.device_put(ones, onto)) for onto in (across, *devices)]
     until = time.monotonic() + timeout_s
     while not all(array.is_ready() for array in last) and time.monotonic() < until:
         time.sleep(POLL_S)

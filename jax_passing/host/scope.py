@@ -117,7 +117,7 @@ def _set(scope: Scope | None) -> None:
     _of_thread(scope).__enter__()
 
 
-def within(scope: Scope) -> AbstractContextManager[None]:
+def within(scope: Scope | None) -> AbstractContextManager[None]:
     """Returns a context in which this is the calling thread's scope."""
     context: AbstractContextManager[None] = _of_thread(scope)
     return context

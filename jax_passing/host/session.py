@@ -72,7 +72,7 @@ class Session:
         self._is_shut_down = False
         self._began = time.monotonic()
         was_begun, _has_begun = _has_begun, True
-        if was_begun:
+        if was_begun or settings.world_size_min is not None:  # `rejoin` needs it compiled, when others wait
             await_executions(settings.join_deadline_s)
         self.closers: list[Callable[[], None]] = []  # are called when the session ends, before its control side does
         self._control: Control | None = None  # as long as there is a switch to talk to

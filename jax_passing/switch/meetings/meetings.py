@@ -154,7 +154,8 @@ class Meeting:
         epoch = None if job is None else job.epoch
         if epoch is not None and epoch.state is not EpochState.OVER:
             self._look_at(epoch)
-        elif waiting := [seat for seat in self._seats if seat.said is not None]:
+        waiting = [seat for seat in self._seats if seat.said is not None]
+        if waiting and (epoch is None or epoch.state is EpochState.OVER):  # perhaps by this look
             self._hold(waiting, set() if job is None else job.lost)
         self._end_waits()
         if self._seats and (self._is_incomplete or any(seat.said is not None for seat in self._seats)):

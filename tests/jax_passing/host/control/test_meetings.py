@@ -20,6 +20,7 @@ from jax_passing.errors import (
     SwitchUnreachableError,
     UsageError,
 )
+from jax_passing.host import executions
 from support.jax.sessions import total
 from support.switch.in_process import Guest, Member, SwitchThread, settings_of, until
 
@@ -138,15 +139,15 @@ def test_enough_hosts_begin_without_the_others(running):
 
 
 def test_a_session_of_one_host_rejoins_and_compiles_nothing(running, caplog):
+    executions._work.clear_cache()  # as in a process that has just begun
     with jax_passing.init(running.address, rank=0, world_size=1, world_size_min=1) as session:
         epoch, mean = session.epoch, jax.jit(jax.vmap(lambda x: jax_passing.pmean(x, "d"), axis_name="d"))
         expected = bits(mean(VALUES))
-        session.rejoin(6)  # compiles what waits for executions
         with jax.log_compiles():
             assert session.rejoin(7) == session.step == 7
             assert bits(mean(VALUES)) == expected
         assert "compilation" not in caplog.text
-        assert (session.epoch, session.survivors) == (epoch + 2, 1)
+        assert (session.epoch, session.survivors) == (epoch + 1, 1)
 
 
 def test_random_rounding_after_a_rejoin_is_not_that_of_the_beginning(running):

@@ -3,6 +3,7 @@
 import asyncio
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.meetings import meetings
 from support.switch.control import scenario, until
 from support.switch.seats import meet, met, seat
 
@@ -46,6 +47,21 @@ async def test_a_host_that_vanished_is_waited_for_once(switch):
     hosts[0].send(meet(0, 3, 1, wait_s=0.0, step=6, meeting=second.meeting, hosts=1))
     await met(hosts[0])
     assert await hosts[2].reader.read() == b"", "its seat is gone"
+
+
+def test_who_ends_an_epoch_by_meeting_waits_for_no_other_look(monkeypatch):
+    monkeypatch.setattr(meetings, "LOOK_S", 20.0)
+
+    @scenario()
+    async def run(switch):
+        host = await seat(switch, 0, 1, 1)
+        (first,) = await met(host)
+        joined = await switch.join(0, 1, instance="host 0")
+        assert isinstance(await joined.receive(), messages.Welcome)
+        host.send(meet(0, 1, 1, wait_s=0.0, step=5, meeting=first.meeting, hosts=1))
+        await met(host)
+
+    run()
 
 
 @scenario()
