@@ -42,6 +42,9 @@ SHARDS_MAX = 64  # in a job, with one switch each
 STRATEGIES = ("passing", "flat", "native", "auto")
 WIRES = ("full", "int16", "int8", "int4")  # how floats travel: docs/internals/fixed_point.md
 RANKS_MAX_OF_WIRE = {"full": RANKS_MAX, "int16": RANKS_MAX, "int8": 127, "int4": 7}  # whose sum has room in the bits
+LEASE_S = 30.0
+# Tracing 500 layers holds the GIL for 0.2 s at most, and pickling a GiB for a second (docs/operate/switches.md).
+ELASTIC_LEASE_S = 2.0
 AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas, the room of a join
 
 
@@ -153,6 +156,7 @@ def axis_names(value: Any) -> tuple[str, ...]:
 
 
 Seconds = Annotated[float, Meta(gt=0, le=86400, description="seconds, above 0 and at most 86400")]
+LeaseSeconds = Annotated[float, Meta(ge=0.1, le=86400, description="seconds, from 0.1 to 86400")]
 Gbit = Annotated[float, Meta(gt=0, le=1e5, description="Gbit/s, above 0 and at most 100000")]
 Address = Annotated[tuple[str, int], parsed(parse_address)]
 Peer = Annotated[tuple[str, int], parsed(parse_peer)]
@@ -197,6 +201,14 @@ class Settings:
     """How long an elastic session's hosts that meet again wait for others to replace those that are lost."""
     standby: Annotated[tuple[tuple[str, int], ...], parsed(parse_switches)] = ()
     """Switches, each of which replaces all of `switch` if that is lost or has no slots left."""
+    lease_s: LeaseSeconds | None = None
+    """A host that is silent for so long is lost to its switch, and a silent switch to the host; None: `lease`."""
+
+    @property
+    def lease(self) -> float:
+        """Returns `lease_s`, or its default. A false alarm costs an elastic session at most a step, and any other one
+        its run."""
+        return self.lease_s or (LEASE_S if self.world_size_min is None else ELASTIC_LEASE_S)
 
 
 _SOURCES = Sources(

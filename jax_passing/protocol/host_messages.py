@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from jax_passing.config import Gbit
+from jax_passing.config import LEASE_S, Gbit, LeaseSeconds
 from jax_passing.protocol.all_versions import ForeignJoin, Message
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.message_fields import (
@@ -27,10 +27,12 @@ from jax_passing.protocol.packet import WORKERS_MAX
 
 class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     """A host says this first. `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on
-    all hosts, by name; one that isn't there is empty."""
+    all hosts, by name; one that isn't there is empty. `lease_s`: how long it may be silent, and the switch as well,
+    unless the switch's own lease is shorter."""
 
     link_gbit: Gbit | None = None
     alike: Facts = msgspec.field(default_factory=dict)
+    lease_s: LeaseSeconds = LEASE_S
 
 
 class GroupOffer(Message, frozen=True):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from jax_passing.config import RANKS_MAX, Seconds
+from jax_passing.config import LEASE_S, RANKS_MAX, LeaseSeconds, Seconds
 from jax_passing.protocol.all_versions import Message
 from jax_passing.protocol.message_fields import MeetingId, Name, Rank, Version
 
@@ -21,7 +21,7 @@ class Meet(Message, frozen=True):
     doesn't know to be lost. `world_size`: how many hosts the job wants, `world_size_min`: the fewest.
     `quorum`: how many of that meeting must be here, lest others of them meet somewhere else. `wait_s`: how long it
     waits for more than the hosts that must be waited for, `deadline_s`: in all. `aside`: it waits at a switch that goes
-    before this one, too, and would rather meet there.
+    before this one, too, and would rather meet there. `lease_s`: as in Join.
     """
 
     protocol_version: Version
@@ -37,6 +37,7 @@ class Meet(Message, frozen=True):
     hosts: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
     quorum: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
     aside: bool = False
+    lease_s: LeaseSeconds = LEASE_S
 
 
 class Met(Message, frozen=True):

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from jax_passing.config import RANKS_MAX, SHARDS_MAX, Gbit, Seconds
+from jax_passing.config import LEASE_S, RANKS_MAX, SHARDS_MAX, Gbit, LeaseSeconds, Seconds
 from jax_passing.protocol.all_versions import ForeignRackJoin, Message, Refused
 from jax_passing.protocol.meeting_messages import Meet, Met
 from jax_passing.protocol.message_fields import Facts, Lanes, Name, Nonce, Path, Rank, RankSet, SeatId, SlotCount, Text
@@ -12,9 +12,10 @@ from jax_passing.protocol.message_fields import Facts, Lanes, Name, Nonce, Path,
 
 class RackJoin(ForeignRackJoin, frozen=True, forbid_unknown_fields=True):
     """A rack's switch says this first. `data_host`: the IP address that its packets come from; empty: that of this
-    connection."""
+    connection. `lease_s`: as in Join, the least of its hosts'."""
 
     data_host: Annotated[str, Meta(max_length=160)] = ""
+    lease_s: LeaseSeconds = LEASE_S
 
 
 class RankJoin(Message, frozen=True):

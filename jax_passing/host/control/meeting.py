@@ -88,6 +88,10 @@ class Meeting:
         return self._until - self.outside.now()
 
     @property
+    def lease_s(self) -> float:
+        return self._settings.lease
+
+    @property
     def whose(self) -> str:
         return f"rank {self._settings.rank} of job {self._context.job!r}"
 
@@ -116,6 +120,7 @@ class Meeting:
             hosts=0 if last is None else size - len(set(self._lost) - {last.rank}),
             quorum=quorum,
             aside=aside,
+            lease_s=self.lease_s,
         )
 
     def tell_points(self) -> None:

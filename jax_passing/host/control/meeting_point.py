@@ -38,6 +38,8 @@ class MeetingOfPoint(Protocol):
     def left_s(self) -> float: ...
     @property
     def whose(self) -> str: ...
+    @property
+    def lease_s(self) -> float: ...
 
     def contact(self, address: tuple[str, int], report: Callable[[CallEvent], None]) -> Contact:
         """Calls a switch."""
@@ -137,7 +139,7 @@ class MeetingPoint:
             return
         self._told = aside
         self._seat.send(self._meeting.message(self._index, aside))
-        self._seat.keep_alive()
+        self._seat.keep_alive(self._meeting.lease_s)
         if self._wait is None:
             self._wait = self._meeting.wait(address_text(*self._switches[0]), self._seat)
 

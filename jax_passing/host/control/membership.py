@@ -177,7 +177,7 @@ class Shard:
         self._join = join
         self._wait = Wait(self._outside, self.send, who, self.name, join.join_deadline_s, self._settings.warn_s)
         self.send(join)
-        self.calls.contact.keep_alive()
+        self.calls.contact.keep_alive(join.lease_s)
 
     def why_not_joined(self, error: Exception) -> PassingError:
         """Returns what to tell the user if the call has ended so while this host waited for the others."""
@@ -362,6 +362,7 @@ class Membership:
             instance=self._outside.instance,
             join_deadline_s=self._join_s,
             link_gbit=settings.link_gbit or shard.link_gbit,
+            lease_s=settings.lease,
             alike=alike.facts(settings, self._context.device_count),
         )
 

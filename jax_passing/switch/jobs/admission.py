@@ -185,7 +185,7 @@ def check_fits(
         raise RefusalError(
             f"Rank {join.rank} of job {job!r} was taken by a process at {joined[join.rank].host}. Give every host a "
             "rank of its own (JAX_PASSING_RANK), and every run a job name of its own (JAX_PASSING_JOB). If that "
-            "process died without a trace, the rank is free again once the switch's lease_s is over."
+            "process died without a trace, the rank is free again once its lease_s is over."
         )
     if member not in epoch.members and len(epoch.members) >= worker_limit:
         raise RefusalError(

@@ -69,6 +69,7 @@ class Member:
     instance: str  # tells this process from any other
     address: tuple[str, int]  # where its packets come from
     alone_since: float  # without an epoch
+    lease_s: float
     rack: str = ""  # a rack's switch: its address, for people
     switches: tuple[str, ...] = ()  # a host: the instances of all that the job is spread over
     epoch: "Epoch | None" = None  # None while it holds no ranks

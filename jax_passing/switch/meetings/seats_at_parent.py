@@ -90,7 +90,7 @@ class SeatsAtParent:
     def _begin(self) -> None:
         if self._call is not None:
             self._has_begun = True
-            self._call.keep_alive(LEASE_MAX_S)
+            self._call.keep_alive(min(LEASE_MAX_S, *(seat.said.lease_s for seat in self._seats.values())))
             for number in list(self._seats):
                 self.tell(number)
             self._call.send(messages.Heartbeat())  # by its answer we know that the parent takes seats

@@ -94,8 +94,10 @@ class ControlPlane:
         address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
         if isinstance(join, messages.RackJoin):
             check_version(join, connection.own_name)
-            return Member(connection, join.instance, address, alone_since=now, rack=join.name)
-        member = Member(connection, join.instance, address, alone_since=now, switches=join.switches)
+            return Member(connection, join.instance, address, alone_since=now, lease_s=join.lease_s, rack=join.name)
+        member = Member(
+            connection, join.instance, address, alone_since=now, lease_s=join.lease_s, switches=join.switches
+        )
         self.jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
         return member
 

@@ -188,7 +188,7 @@ class MemberConversation:
         self._job = join.job
         self._quota.joined(self, self._connection.host)
         self._timer.cancel()
-        self._expect_heartbeats()
+        self._expect_heartbeats(join.lease_s)
         if self._member.rack:
             self._expect_ranks()
 
@@ -208,15 +208,16 @@ class MemberConversation:
         self._quota.joined(self, self._connection.host)
         self._job = said.job
         self._seat = self._plane.meetings.seat(said.job, self._connection, is_racks=first is not said)
-        self._expect_heartbeats()
+        self._expect_heartbeats(said.lease_s)
         self._seat.hear(first)
 
-    def _expect_heartbeats(self) -> None:
-        self._lease = Lease(self._outside, self._plane.lease_s, self._on_lease_over)
+    def _expect_heartbeats(self, lease_s: float) -> None:
+        self._lease = Lease(self._outside, min(lease_s, self._plane.lease_s), self._on_lease_over)
 
     def _on_lease_over(self) -> None:
         assert self._connection is not None
-        member, reason = self._member, f"was silent for {self._plane.lease_s:g} s"
+        assert self._lease is not None
+        member, reason = self._member, f"was silent for {self._lease.lease_s:g} s"
         log.info("closing the connection of %s: it %s", self._connection.name, reason)
         if member is not None and not member.rack and not member.has_started:
             text = (

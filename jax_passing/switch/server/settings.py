@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from jax_passing.config import SWITCH_PREFIX, Address, Gbit, Peer
+from jax_passing.config import LEASE_S, SWITCH_PREFIX, Address, Gbit, LeaseSeconds, Peer
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import LANES_MAX, PORT
 from jax_passing.settings_parser import Sources, as_type, convert, gather, integer, one_of, parsed
@@ -40,8 +40,8 @@ class SwitchSettings:
     slot_total: Annotated[int, integer(1, 1 << 16)] = 16384  # 16 bits on the wire
     slots_per_job: Annotated[int, parsed(_power_of_two, "a power of two")] = 1024
     lanes_per_chunk: Annotated[int, integer(3, LANES_MAX)] = LANES_MAX  # an int64 takes three
-    lease_s: Annotated[float, Meta(ge=0.1, le=86400, description="seconds, from 0.1 to 86400")] = 30.0
-    """A host that is silent for so long is lost."""
+    lease_s: LeaseSeconds = LEASE_S
+    """A host that is silent for so long is lost, if its session hasn't a shorter lease."""
     slots_per_address: Annotated[int, integer(1, 1 << 16)] | None = None
     """How many slots the jobs with a member at one address may have together; None: half of the switch's."""
     connections_per_address: Annotated[int, integer(1, CONNECTIONS_MAX)] = CONNECTIONS_PER_ADDRESS

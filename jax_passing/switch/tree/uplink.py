@@ -5,7 +5,7 @@ import logging
 import msgspec
 
 from jax_passing import _native
-from jax_passing.config import address_text, unicast_address
+from jax_passing.config import LEASE_S, address_text, unicast_address
 from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
@@ -130,6 +130,7 @@ class Uplink:
         self.data_address = host, hello.data_port
         self.socket = self._data_plane.socket_to(*self.data_address)
         own_plane, epoch = self._data_plane, self._epoch
+        lease_s = min((member.lease_s for member in epoch.members), default=LEASE_S)
         self._call.send(
             messages.RackJoin(
                 protocol_version=messages.PROTOCOL_VERSION,
@@ -138,10 +139,11 @@ class Uplink:
                 name=epoch.own_name,
                 udp_port=own_plane.port if self.socket is None else self.socket.port,
                 data_host=own_plane.host if self.socket is None else "",
+                lease_s=lease_s,
             )
         )
         self.is_connected = True
-        self._call.keep_alive()
+        self._call.keep_alive(lease_s)
         for member in epoch.members:
             for rank in member.ranks:
                 self.tell_of(member, rank)

@@ -44,7 +44,7 @@ def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster", wire:
     def start(rank: int) -> Process:
         settings = host_settings(cluster.switch.address, "elastic", rank, HOSTS, 1)
         more = {"JAX_PASSING_WORLD_SIZE_MIN": "2", "JAX_PASSING_STANDBY": standby.address, "JAX_LOG_COMPILES": "1"}
-        more["JAX_PASSING_WIRE_DTYPE"] = wire
+        more |= {"JAX_PASSING_WIRE_DTYPE": wire, "JAX_PASSING_LEASE_S": "30"}  # one is stopped while another starts
         command = [sys.executable, "-P", str(EXAMPLE), "--steps", "100", "--step-s", "0.03"]
         command += ["--check"] if wire == "full" else []
         cluster.processes.append(process := Process(command, settings | more))
@@ -59,7 +59,7 @@ def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster", wire:
     took = went_on(running, 2)
     print(f"a host of {HOSTS} is killed: {took:.2f} s, seen from here {time.monotonic() - killed_at:.2f} s")
     assert took < RECOVERY_S
-    running[0].signal(signal.SIGSTOP)  # a straggler while the other one starts: nobody takes it for lost
+    running[0].signal(signal.SIGSTOP)  # a straggler, for less than its lease: nobody takes it for lost
     newcomer = start(1)
     running[1].wait_for("HostJoinedError")
     running[0].signal(signal.SIGCONT)

@@ -27,7 +27,8 @@ def test_a_host_that_is_killed_costs_its_own_island_only(cluster: "Cluster") -> 
 
     def start(rank: int) -> Process:
         command = [sys.executable, "-P", str(PROGRAMS / "pace/elastic.py"), str(STEPS), str(STEP_S)]
-        process = Process(command, host_settings(cluster.switch.address, "islands", rank, HOSTS))
+        lease = {"JAX_PASSING_LEASE_S": "30"}  # one is stopped while another starts
+        process = Process(command, host_settings(cluster.switch.address, "islands", rank, HOSTS) | lease)
         cluster.processes.append(process)
         return process
 

@@ -90,9 +90,10 @@ def test_a_lost_switch(running):
     assert sessions.current() is None
 
 
-def test_a_silent_switch_is_lost_when_the_lease_ends():
-    quick = SwitchThread(lease_s=1.5)
-    (member,) = members(quick, 1)
+@pytest.mark.parametrize("whose", ["switch", "session"])
+def test_a_silent_switch_is_lost_when_the_lease_ends(whose):
+    quick = SwitchThread(**({"lease_s": 1.5} if whose == "switch" else {}))
+    (member,) = members(quick, 1, **({"lease_s": 1.5} if whose == "session" else {}))
     time.sleep(3.0)
     assert member.failure is None  # heartbeats keep it alive
     blocked, resume = threading.Event(), threading.Event()

@@ -10,9 +10,9 @@ from support.random_lines import json, lines
 
 EXAMPLES = (
     messages.Hello(messages.PROTOCOL_VERSION, "10.0.0.1", 7171, "a1"),
-    messages.Join(messages.PROTOCOL_VERSION, "job", 0, 2, ("a1",), 5000, "b2", 5.0, 1.5, {"jax": "0.10.0"}),
+    messages.Join(messages.PROTOCOL_VERSION, "job", 0, 2, ("a1",), 5000, "b2", 5.0, 1.5, {"jax": "0.10.0"}, 2.0),
     messages.Join(messages.PROTOCOL_VERSION + 1, "job", 0, 2, ("a1",), 5000, "b2", 5.0),
-    messages.RackJoin(messages.PROTOCOL_VERSION, "job", "b2", "10.0.0.2:7171", 7171, "10.0.0.2"),
+    messages.RackJoin(messages.PROTOCOL_VERSION, "job", "b2", "10.0.0.2:7171", 7171, "10.0.0.2", 2.0),
     messages.RankJoin(0, 2, "b2", "10.0.0.3", 1, {"jax": "0.10.0"}, 5.0, 4.0, 256, 360, False, ("a1",), 1.0, 2.0),
     messages.RankGone(1),
     messages.Prepare(1, 64, 360, True, (0, 1)),
@@ -37,7 +37,7 @@ EXAMPLES = (
     messages.Bye(),
     messages.Fail("HostLostError", "a text", (1,)),
     messages.Failed("HostLostError", "a text", (1,)),
-    messages.Meet(messages.PROTOCOL_VERSION, "job", "b2", 0, 2, 1, 5.0, 1.0, 7, 9, 2, 1, True),
+    messages.Meet(messages.PROTOCOL_VERSION, "job", "b2", 0, 2, 1, 5.0, 1.0, 7, 9, 2, 1, True, 2.0),
     messages.Met(9, 0, 2, 1, 7),
     messages.RackMeet(3, messages.Meet(messages.PROTOCOL_VERSION, "job", "b2", 0, 2, 1, 5.0)),
     messages.RackMet(3, messages.Met(9, 0, 2, 1)),

@@ -165,6 +165,18 @@ async def test_a_rank_that_is_silent_while_it_waits_makes_room_for_another(switc
     await switch.job()
 
 
+@scenario()
+async def test_a_rank_has_the_lease_that_its_session_wants(switch):
+    hosts, _ = await switch.job(2, lease_s=0.4)
+    heard = messages.Heartbeat()
+    while heard == messages.Heartbeat():
+        hosts[0].send(heard)
+        heard = await hosts[0].receive()
+        await asyncio.sleep(0.05)
+    assert (heard.kind, heard.ranks) == ("HostLostError", (1,))
+    assert "was silent for 0.4 s" in heard.message
+
+
 @scenario(lease_s=0.4)
 async def test_a_host_that_is_silent_while_it_meets_others_loses_its_seat(switch):
     dead = await seat(switch, 0, 3, 3)

@@ -29,7 +29,16 @@ async def test_a_lost_root_is_named_by_the_racks(tree, root, left, right):
 
 @in_tree(lease_s=LEASE_S)
 async def test_a_silent_root_is_lost_when_its_lease_ends(tree, root, left, right):
-    hosts, _ = await job(left, right, each=1)
+    await _root_falls_silent(root, left, right)
+
+
+@in_tree()
+async def test_a_job_has_the_lease_of_its_hosts_at_the_root(tree, root, left, right):
+    await _root_falls_silent(root, left, right, lease_s=LEASE_S)
+
+
+async def _root_falls_silent(root, left, right, **join):
+    hosts, _ = await job(left, right, each=1, **join)
     root.plane._watch.stop()
     for connection in root.server.streams:
         connection.send = lambda _: True
