@@ -123,14 +123,14 @@ class Training:
         self.before, self.state = self.state, State(np.array(number + 1, np.int32), hosts, *results)
         if self.checkpoints is not None and session.rank == 0:
             self.checkpoints.keep(self.state)
-        if self.waits_since is not None:
+        if self.waits_since is not None and not session.is_rehearsing:
             text = f"{session.world_size} hosts go on from step {session.step}"
             print(f"{text}, the next one done after {time.monotonic() - self.waits_since:.2f} s", flush=True)
             self.waits_since = None
         time.sleep(max(0.0, self.step_s - (time.monotonic() - began)))
 
     def interrupted(self, error):
-        self.waits_since = self.waits_since or time.monotonic()
+        self.waits_since = time.monotonic()
         print(f"after step {self.completed}: {type(error).__name__}: {error}", flush=True)
 
 
@@ -216,7 +216,8 @@ def main():
         report(training, rank)
         return
     with jax_passing.init(axis_name="d", world_size_min=world_size_min) as session:
-        print(f"process {os.getpid()} has joined as rank {session.rank} of {session.world_size}", flush=True)
+        does = "compiles for now" if session.is_rehearsing else "has joined"
+        print(f"process {os.getpid()} {does} as rank {session.rank} of {session.world_size}", flush=True)
         train(session, training, given.steps)
         rank = session.rank
         schedule, digest = report(training, rank)

@@ -23,8 +23,9 @@ from jax_passing.errors import (
     UsageError,
     typed,
 )
-from jax_passing.host import inside, processes, scope, unfinished_handles
+from jax_passing.host import inside, preparations, processes, rehearsal, scope, unfinished_handles
 from jax_passing.host.control.control import Control
+from jax_passing.host.control.joining import Rehearsal as Rehearsing
 from jax_passing.host.control.ranks import Links, Ranks
 from jax_passing.host.executions import await_executions, wait_for_arrays
 from jax_passing.host.stats import NO_NETWORK, Stats
@@ -33,20 +34,11 @@ log = logging.getLogger("jax_passing")
 
 _current: "Session | None" = None
 _has_begun = False  # this process has had a session, or has one
-_preparations: list[Callable[[], None]] = []
 
 
 def current() -> "Session | None":
     """The session of this process, if one is open."""
     return _current
-
-
-def when_beginning(prepare: Callable[[], None]) -> None:
-    """`prepare` is called whenever a session begins, before it joins, and now if one is open: by then JAX must know
-    what the sums need. Modules further up, which import this one, say so as they are imported."""
-    _preparations.append(prepare)
-    if _current is not None:
-        prepare()
 
 
 class Session:
@@ -60,14 +52,14 @@ class Session:
       step: the last step that all survivors of an elastic session had completed when they met; None if none has any.
       survivors: how many of the ranks, from 0 on, have the state after `step`, or had it and are one step ahead.
       settings: everything that was resolved.
+      is_rehearsing: the job runs without this host, which compiles its programs until sums raise HostJoinedError.
     """
 
     def __init__(self, settings: Settings, *, is_for_jax: bool = False):
         """`is_for_jax`: JAX's own collectives need it; the calling thread is one of XLA's."""
         global _current, _has_begun
         self.settings = settings
-        self.rank = settings.rank
-        self.world_size = settings.world_size
+        self.rank, self.world_size = settings.rank, settings.world_size
         self._shutdown_lock = threading.RLock()  # a signal's handler may shut down what is being shut down
         self._is_shut_down = False
         self._began = time.monotonic()
@@ -77,15 +69,13 @@ class Session:
         self.closers: list[Callable[[], None]] = []  # are called when the session ends, before its control side does
         self._control: Control | None = None  # as long as there is a switch to talk to
         self._ranks: Ranks | None = None
+        self._rehearsal: rehearsal.Rehearsal | None = None
         self._had_others = False
         self._sums_before = 0  # of earlier epochs
         self._local = _native.LocalCollective()  # sums of a host without a switch
-        self.device_ranks = 0
-        self.epoch = 0
+        self.device_ranks = self.epoch = self.survivors = 0
         self.step: int | None = None
-        self.survivors = 0
-        for prepare in _preparations:
-            prepare()
+        preparations.prepare()
         self._first_device_id = min(device.id for device in jax.local_devices(backend="cpu"))  # others count from it
         if settings.switch is None:
             _native.attach(self._local, settings.deadline_s, rank=0, first_device_id=self._first_device_id)
@@ -104,7 +94,7 @@ class Session:
 
     def __repr__(self) -> str:
         failure = self._failure
-        state = f"failed: {failure.kind}" if failure else "open"
+        state = f"failed: {failure.kind}" if failure else "rehearses" if self.is_rehearsing else "open"
         axes = ",".join(self.settings.axis_name) or None
         who = f"rank={self.rank} world_size={self.world_size} job={self.settings.job!r} axis_name={axes!r}"
         return f"<jax_passing.Session {who} ({'closed' if self._is_shut_down else state})>"
@@ -114,7 +104,14 @@ class Session:
     def _join(self, step: int | None, lost: Sequence[int]) -> None:
         """The arguments are those of `Meeting.meet`."""
         assert self._control is not None
-        joined = self._control.join(step, lost, self._first_device_id)
+        rehearses = self._rehearsal is None and rehearsal.is_wanted(self.settings)
+        joined = self._control.join(step, lost, self._first_device_id, rehearses=rehearses)
+        if isinstance(joined, Rehearsing):
+            self.rank, self.world_size, self.device_ranks = joined
+            self._rehearsal = rehearsal.Rehearsal(self.settings, self.world_size, self._first_device_id)
+            return
+        rehearsal.note_job()
+        self._rehearsal = None
         self._ranks, self.rank, self.world_size, self.step, self.survivors = joined
         self.device_ranks = len(joined.ranks.devices)
         self.epoch = joined.ranks.host.epoch
@@ -143,20 +140,17 @@ class Session:
         """
         scope.check_process()
         self._check_rejoin(step)
-        ranks = self._ranks
-        if ranks is None:  # nobody can be lost
+        if self._control is None:  # nobody can be lost
             self.step, self.survivors = step, int(step is not None)
             return step
-        failure = ranks.failure or Failure(
-            HostJoinedError.__name__,
-            f"Rank {self.rank} of job {self.settings.job!r}, epoch {self.epoch}, called session.rejoin: so do all.",
-        )
-        self._sums_before += ranks.stats()["sums_started"]
-        assert self._control is not None
-        self._control.fail(ranks, failure)
+        text = f"Rank {self.rank} of job {self.settings.job!r}, epoch {self.epoch}, called session.rejoin: so do all."
+        failure = self._failure or Failure(HostJoinedError.__name__, text)
+        if self._ranks is not None:
+            self._sums_before += self._ranks.stats()["sums_started"]
+            self._control.fail(self._ranks, failure)
         _native.detach()
         await_executions(self.settings.join_deadline_s)
-        self._join(step, failure.ranks)
+        self._join(None if self.is_rehearsing else step, failure.ranks)
         self._began = time.monotonic()
         return self.step
 
@@ -194,7 +188,12 @@ class Session:
     @property
     def _failure(self) -> Failure | None:
         """Why this session can't go on, if so."""
-        return None if self._ranks is None else self._ranks.failure
+        sums = self._ranks or self._rehearsal
+        return None if sums is None else sums.failure
+
+    @property
+    def is_rehearsing(self) -> bool:
+        return self._rehearsal is not None
 
     @property
     def error(self) -> PassingError | None:
@@ -251,6 +250,8 @@ class Session:
         if abandon is None:
             wait_for_arrays(until, lambda: self._failure is not None)
         ranks, control = self._ranks, self._control
+        if self._rehearsal is not None and abandon is None:
+            self._rehearsal.abandon()
         if ranks is None or control is None:
             return
         if abandon is None and not ranks.drain(until):
@@ -312,7 +313,8 @@ class Session:
         Raises PassingError in a process that was forked after `init`.
         """
         scope.check_process()
-        counters = NO_NETWORK | self._local.stats() if self._ranks is None else self._ranks.stats()
+        local = self._rehearsal or self._local
+        counters = NO_NETWORK | local.stats() if self._ranks is None else self._ranks.stats()
         return cast(Stats, {**counters, "session_s": time.monotonic() - self._began})
 
     def _forget_in_child(self) -> None:

@@ -37,7 +37,19 @@ FromHost = Join | Meet | GroupReady | GroupHeard | GroupLost | Relay | Query | C
 FromRack = RackJoin | RackMeet | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
 FromMember = FromHost | FromRack
 FromSwitch = (
-    Hello | Met | GroupOffer | Welcome | Refused | Relay | SlotState | Counters | Heartbeat | Left | Bye | Failed
+    Hello
+    | Met
+    | Rehearse
+    | GroupOffer
+    | Welcome
+    | Refused
+    | Relay
+    | SlotState
+    | Counters
+    | Heartbeat
+    | Left
+    | Bye
+    | Failed
 )
 FromParent = FromSwitch | RackMet | Prepare | Ask | Answer
 

@@ -21,7 +21,8 @@ class Meet(Message, frozen=True):
     doesn't know to be lost. `world_size`: how many hosts the job wants, `world_size_min`: the fewest.
     `quorum`: how many of that meeting must be here, lest others of them meet somewhere else. `wait_s`: how long it
     waits for more than the hosts that must be waited for, `deadline_s`: in all. `aside`: it waits at a switch that goes
-    before this one, too, and would rather meet there. `lease_s`: as in Join.
+    before this one, too, and would rather meet there. `lease_s`: as in Join. `rehearses`: it hasn't compiled its
+    programs yet, and does so by itself if the job runs without it.
     """
 
     protocol_version: Version
@@ -38,6 +39,14 @@ class Meet(Message, frozen=True):
     quorum: Annotated[int, Meta(ge=0, le=RANKS_MAX)] = 0
     aside: bool = False
     lease_s: LeaseSeconds = LEASE_S
+    rehearses: bool = False
+
+
+class Rehearse(Message, frozen=True):
+    """The switch tells a host that wants to meet the others of a job which runs: compile your programs, as in a job of
+    so many hosts, and say Meet again when you are done. Nobody waits for it until then."""
+
+    world_size: Annotated[int, Meta(ge=2, le=RANKS_MAX)]
 
 
 class Met(Message, frozen=True):

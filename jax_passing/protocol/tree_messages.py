@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from jax_passing.config import LEASE_S, RANKS_MAX, SHARDS_MAX, Gbit, LeaseSeconds, Seconds
 from jax_passing.protocol.all_versions import ForeignRackJoin, Message, Refused
-from jax_passing.protocol.meeting_messages import Meet, Met
+from jax_passing.protocol.meeting_messages import Meet, Met, Rehearse
 from jax_passing.protocol.message_fields import Facts, Lanes, Name, Nonce, Path, Rank, RankSet, SeatId, SlotCount, Text
 
 
@@ -110,4 +110,4 @@ class RackMet(Message, frozen=True):
     """A switch says to a rack's: this is for the host in this seat. Without `answer` its connection is to be closed."""
 
     seat: SeatId
-    answer: Met | Refused | None = None
+    answer: Met | Rehearse | Refused | None = None

@@ -112,6 +112,24 @@ def _hosts_hang_up_without_a_word() -> None:
     Membership._tell = lambda self, failure, source: None
 
 
+def _waits_for_rehearsals() -> None:
+    from jax_passing.switch.meetings.meetings import Meeting
+
+    true = Meeting._rehearse
+
+    def patched(self, seat, world_size):
+        true(self, seat, world_size)
+        seat.is_rehearsing = False
+
+    Meeting._rehearse = patched
+
+
+def _takes_who_must_compile() -> None:
+    from jax_passing.switch.meetings.meetings import Meeting
+
+    Meeting._ready = lambda self, waiting: None
+
+
 IN_PYTHON: dict[str, Callable[[], None]] = {
     "an epoch's number twice": _never_counts_epochs,
     "a rack's leave is lost": _loses_leaves,
@@ -127,6 +145,12 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
     "a host doesn't say that it lives": _hosts_are_silent,
     "a host doesn't say why it hangs up": _hosts_hang_up_without_a_word,
 }
+
+IN_TRAININGS: dict[str, Callable[[], None]] = {
+    "a meeting waits for hosts that compile": _waits_for_rehearsals,
+    "a meeting takes hosts that have to compile": _takes_who_must_compile,
+}
+"""The elastic trainings find these."""
 
 
 def all_of(build: Path) -> dict[str, Callable[[], None]]:

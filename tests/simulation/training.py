@@ -7,7 +7,7 @@ failure before. What a host has computed is a chain of hashes: equal only if the
 from collections import Counter
 
 from jax_passing.config import Settings
-from jax_passing.host.control.joining import Joining
+from jax_passing.host.control.joining import Joining, Rehearsal
 from simulation.packetless import packetless_switch, packetless_world
 from simulation.runner import what_was_raised
 from simulation.world import Machine, Process, ViolationError
@@ -16,6 +16,8 @@ STEPS = 12
 STRAGGLES_MAX_S = 30.0
 DEADLINE_S = 60.0
 LIMIT_S = 1200.0
+COMPILES_MAX_S = 100.0
+WAITS_MAX_S = 10.0  # for nobody but a host that compiles
 
 
 class TrainingProcess(Process):
@@ -76,7 +78,14 @@ class NoTransport:
 
 
 class Host:
-    """One process. `end`: why it is over; None until then."""
+    """One process.
+
+    Attributes:
+      end: why it is over; None until then.
+      ended_s: when that was.
+      met_s: when it began to wait for the others, the last time.
+      new_in: the meeting in which it was a newcomer; None until then.
+    """
 
     def __init__(self, training, number, rank):
         self.training, self.world, self.number = training, training.world, number
@@ -94,6 +103,7 @@ class Host:
         self.joining, self.ranks, self.rank = Joining(self.process, settings), None, rank
         self.step, self.value, self.before = None, None, None
         self.phase, self.end, self.epoch, self.sums_started = "new", None, None, 0
+        self.has_compiled, self.new_in, self.met_s, self.ended_s = False, None, 0.0, 0.0
         self.meet(())
 
     @property
@@ -115,22 +125,28 @@ class Host:
             self.leave("died")
 
     def leave(self, end):
-        self.end, self.phase = end, "over"
+        self.end, self.phase, self.ended_s = end, "over", self.world.now()
         self.joining.close()
         self.process.end()
 
     # Joining.
 
     def meet(self, lost):
-        self.phase, self.epoch = "joining", None
-        self.joining.join(self.step, lost, self.on_joined, self.on_not_joined)
+        self.phase, self.epoch, self.met_s = "joining", None, self.world.now()
+        self.joining.join(self.step, lost, self.on_joined, self.on_not_joined, rehearses=not self.has_compiled)
 
     def on_not_joined(self, error):
         self.leave(f"refused: {error}")
 
     def on_joined(self, joined):
+        if isinstance(joined, Rehearsal):
+            assert joined.rank == joined.world_size - 1 > 0
+            self.phase = "rehearsing"
+            self.compile(lambda: self.meet(()))
+            return
         self.phase, self.ranks, self.rank, self.sums_started = "running", joined.ranks, joined.rank, 0
         assert joined.world_size >= self.training.least
+        self.training.check_wait(self, joined)
         if joined.rank >= joined.survivors:
             self.step = None
         else:
@@ -140,11 +156,28 @@ class Host:
         self.epoch = joined.ranks.host.shards[0].hello.instance, joined.ranks.host.epoch
         if joined.survivors < joined.world_size:
             state = (0, 0) if self.step is None else (self.step, self.value)
-            self.training.give(self, "share", state, self.on_share)
+            epoch = self.epoch
+            self.compile(lambda: self.is_in(epoch) and self.training.give(self, "share", state, self.on_share))
         else:
             self.compute()
 
     # Training.
+
+    def compile(self, then):
+        """Calls `then` when its programs are compiled."""
+        if self.has_compiled:
+            then()
+            return
+
+        def compiled():
+            self.has_compiled = True
+            then()
+
+        self.later(self.training.compilation_s(), compiled)
+
+    def is_in(self, epoch):
+        """Tells whether it runs in this epoch still."""
+        return self.epoch == epoch and self.phase == "running"
 
     def on_share(self, parts):
         self.step, self.value = parts[0]
@@ -156,7 +189,7 @@ class Host:
         if self.world.random.random() < self.training.straggling:
             delay_s = self.world.random.uniform(0.01, STRAGGLES_MAX_S)
         epoch = self.epoch
-        self.later(delay_s, lambda: self.epoch == epoch and self.phase == "running" and self.sum())
+        self.later(delay_s, lambda: self.is_in(epoch) and self.sum())
 
     def sum(self):
         self.training.give(self, self.step, (self.step, self.value), self.on_sum)
@@ -187,10 +220,11 @@ class Training:
       failures: (when, kind), as a host has heard.
     """
 
-    def __init__(self, seed, *, hosts, least=1, standby=False, straggling=0.0):
-        """`straggling`: how often a host computes for up to 30 s."""
+    def __init__(self, seed, *, hosts, least=1, standby=False, straggling=0.0, compiling=0.0):
+        """`straggling`, `compiling`: how often a host computes, or compiles, for up to 30, or 100, s."""
         self.world = packetless_world(seed)
-        self.wanted, self.least, self.straggling = hosts, least, straggling
+        self.wanted, self.least, self.straggling, self.compiling = hosts, least, straggling, compiling
+        self.is_calm = True  # nothing has happened yet but that hosts died
         self.switches = [packetless_switch(self.world, number) for number in range(2 if standby else 1)]
         self.failures, self._sums = [], {}
         self.hosts = []
@@ -214,11 +248,28 @@ class Training:
             self._hear(one, host.epoch, parts, then)
 
     def _hear(self, host, epoch, parts, then):
-        still = lambda: host.epoch == epoch and host.phase == "running"  # noqa: E731
-        host.later(self.world.random.uniform(0, 0.2), lambda: still() and then(parts))
+        host.later(self.world.random.uniform(0, 0.2), lambda: host.is_in(epoch) and then(parts))
+
+    def compilation_s(self):
+        is_long = self.compiling and self.world.random.random() < self.compiling
+        return self.world.random.uniform(1.0, COMPILES_MAX_S) if is_long else 0.1
+
+    def check_wait(self, host, joined):
+        """Nobody waits for hosts that compile, if those are enough who have. Raises ViolationError."""
+        if joined.rank >= joined.survivors and host.new_in is None:
+            host.new_in = host.met.meeting
+            if joined.survivors >= self.least and not host.has_compiled:
+                raise ViolationError(f"host {host.number} compiles, and {joined.survivors} others wait for it")
+        if joined.rank >= joined.survivors or joined.survivors < self.least or not self.is_calm:
+            return
+        others = [other for other in self.hosts if other.new_in not in (None, host.met.meeting)]
+        since_s = max(max(other.met_s, other.ended_s) for other in (host, *others))
+        if self.world.now() > since_s + WAITS_MAX_S:
+            raise ViolationError(f"host {host.number} has waited for nobody since {since_s:.1f} s")
 
     def cut(self, host, switch, for_s):
         """The network between a host and a switch, which is given by its index, breaks."""
+        self.is_calm = False
         host.process.cut(self.switches[switch].address[0], for_s)
 
     def alive(self):
@@ -229,7 +280,7 @@ class Training:
         if not self.run_until(lambda: len(self.hosts) >= self.wanted and not self.alive(), LIMIT_S):
             hang = [(host.number, host.phase, host.step) for host in self.alive()]
             raise ViolationError(f"these hosts hang: {hang}")
-        self.run_until(lambda: False, 2.5 * DEADLINE_S)  # one that was started too late is alone
+        self.run_until(lambda: False, COMPILES_MAX_S + 2.5 * DEADLINE_S)  # one that was started too late is alone
         for switch in self.switches:
             if switch.process is not None and (left := switch.process.leftovers()):
                 raise ViolationError(f"left at the end: {', '.join(left)}")
@@ -241,7 +292,9 @@ class Training:
 
 def storm(seed):
     """Anything at any time. Hosts that are lost are started again, some of them."""
-    training = Training(seed, hosts=2 + seed % 3, least=1 + seed % 2, standby=seed % 4 == 0, straggling=0.01)
+    training = Training(
+        seed, hosts=2 + seed % 3, least=1 + seed % 2, standby=seed % 4 == 0, straggling=0.01, compiling=0.3
+    )
     random = training.world.random
     for _ in range(random.randint(1, 5)):
         training.world.call_later(random.uniform(0, 20.0), lambda: strike(training))
@@ -258,9 +311,11 @@ def strike(training):
         if random.random() < 0.8:
             training.world.call_later(random.uniform(0, 5.0), lambda: training.start(host.rank))
     elif what < 0.7:
+        training.is_calm = False
         host.stop(random.uniform(0.01, STRAGGLES_MAX_S))
     elif what < 0.85:
         switch = random.choice(training.switches)
+        training.is_calm = False
         switch.go_down()
         training.world.call_later(random.uniform(0, 5.0), switch.begin)
     else:

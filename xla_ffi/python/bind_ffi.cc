@@ -22,8 +22,10 @@
 #include "ffi/gathering/rendezvous.h"
 #include "ffi/handlers/handlers.h"
 #include "ffi/local_collective.h"
+#include "ffi/rehearsal.h"
 #include "host/sums/sum_spec.h"
 #include "host/transport/transport.h"
+#include "net/clock.h"
 #include "python/bindings.h"
 #include "python/stats.h"
 
@@ -53,6 +55,7 @@ nb::tuple StateType(const Platform& platform) {
 }
 
 using Local = std::shared_ptr<LocalCollective>;
+using SharedRehearsal = std::shared_ptr<Rehearsal>;
 using SharedTransport = std::shared_ptr<Transport>;
 
 void AttachOrThrow(Attachment attachment) {
@@ -65,6 +68,17 @@ void AttachLocal(const Local& local, double deadline_s, uint32_t rank, int64_t f
                  .fail = [local](const Failure& failure) { local->Fail(failure); },
                  .deadline_s = deadline_s,
                  .rank = rank,
+                 .first_device_id = first_device_id});
+}
+
+// Programs learn of rank 0: so what the first device of all hosts gives to the others is this host's own.
+void AttachRehearsal(const SharedRehearsal& rehearsal, double deadline_s, int64_t first_device_id) {
+  AttachOrThrow({.collective = rehearsal,
+                 .flat = rehearsal,
+                 .failure = [rehearsal] { return rehearsal->failure(); },
+                 .fail = [rehearsal](const Failure& failure) { rehearsal->Fail(failure); },
+                 .deadline_s = deadline_s,
+                 .rank = 0,
                  .first_device_id = first_device_id});
 }
 
@@ -131,7 +145,29 @@ void BindFfi(nb::module_& m) {
       .def("__init__", [](Local* self) { new (self) Local(std::make_shared<LocalCollective>()); })
       .def("stats", [](const Local& self) { return StatsDict(self->stats()); });
 
+  nb::class_<SharedRehearsal>(m, "Rehearsal")
+      .def(
+          "__init__",
+          [](SharedRehearsal* self, uint32_t world_size, std::string kind, std::string message) {
+            new (self)
+                SharedRehearsal(std::make_shared<Rehearsal>(world_size, Failure{std::move(kind), std::move(message)}));
+          },
+          "world_size"_a, nb::kw_only(), "kind"_a, "message"_a)
+      .def(
+          "fail",
+          [](const SharedRehearsal& self, std::string kind, std::string message) {
+            self->Fail({std::move(kind), std::move(message)});
+          },
+          "kind"_a, "message"_a)
+      .def("failure",
+           [](const SharedRehearsal& self) -> std::optional<std::pair<std::string, std::string>> {
+             const auto failure = self->failure();
+             return failure ? std::optional(std::pair(failure->kind, failure->message)) : std::nullopt;
+           })
+      .def("stats", [](const SharedRehearsal& self) { return StatsDict(self->stats()); });
+
   m.def("attach", AttachLocal, "collective"_a, "deadline_s"_a, nb::kw_only(), "rank"_a, "first_device_id"_a);
+  m.def("attach", AttachRehearsal, "collective"_a, "deadline_s"_a, nb::kw_only(), "first_device_id"_a);
   m.def("attach", AttachTransports, "collective"_a, "deadline_s"_a, "flat"_a, nb::kw_only(), "rank"_a,
         "first_device_id"_a);
   m.def(
@@ -152,7 +188,13 @@ void BindFfi(nb::module_& m) {
       .def("sum", SumOfHosts, "site"_a, nb::kw_only(), "execution"_a, "group"_a, "member"_a, "device"_a, "inputs"_a,
            "outputs"_a, "residuals"_a = std::vector<Bytes>());
 
-  m.def("end_compilation", EndCompilation, "modules"_a);
+  m.def(
+      "end_compilation",
+      [](const std::vector<ModuleId>& modules) {
+        Rehearsal::NoteCompilation(MonotonicUs());
+        return EndCompilation(modules);
+      },
+      "modules"_a);
   m.def(
       "set_fingerprint",
       [](std::string program, int64_t ordinal, const std::string& fingerprint) {

@@ -21,8 +21,8 @@ from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime import host_calls, platforms
 from jax_passing.collective.runtime.compiled_text import STREAM, stream_text
 from jax_passing.errors import Failure, UsageError
-from jax_passing.host import session
 from jax_passing.host.executions import wait_for_executions
+from jax_passing.host.preparations import when_beginning
 
 log = logging.getLogger("jax_passing")
 
@@ -172,5 +172,5 @@ def _let_executions_end() -> None:
         )
 
 
-session.when_beginning(_prepare)
+when_beginning(_prepare)
 os.register_at_fork(after_in_child=lambda: atexit.unregister(_let_executions_end))  # there JAX doesn't work any more

@@ -10,7 +10,7 @@ from jax_passing import _native
 from jax_passing._compat import lowered_modules, patches, process
 from jax_passing.collective.runtime import stream_check  # noqa: F401 (for its patch)
 from jax_passing.collective.runtime.compiled_text import fingerprint_of_module
-from jax_passing.host import session
+from jax_passing.host.preparations import when_beginning
 
 
 @functools.cache
@@ -47,4 +47,4 @@ def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
             _native.set_fingerprint(program, ordinal, fingerprint)
 
 
-session.when_beginning(register_ffi)  # executables that were compiled elsewhere need the handlers, too
+when_beginning(register_ffi)  # executables that were compiled elsewhere need the handlers, too

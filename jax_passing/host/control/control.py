@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from jax_passing import _native
 from jax_passing.config import Settings
 from jax_passing.errors import Failure, JoinError, PassingError, names
-from jax_passing.host.control.joining import Joined, Joining
+from jax_passing.host.control.joining import Joined, Joining, Rehearsal
 from jax_passing.host.control.loop import Loop
 from jax_passing.host.control.ranks import HostSet, Ranks
 from jax_passing.protocol import keys
@@ -38,11 +38,17 @@ class Control:
             ) from error
         self._joining = Joining(self.loop, settings, device_count, self.key)
 
-    def join(self, step: int | None, lost: Sequence[int], first_device_id: int) -> Joined:
-        """Joins an epoch, and lends its sums to this process's handlers. `step` and `lost` are those of `Meeting.meet`.
-        Raises what `Joining.join` tells."""
+    def join(
+        self, step: int | None, lost: Sequence[int], first_device_id: int, *, rehearses: bool
+    ) -> Joined | Rehearsal:
+        """Joins an epoch, and lends its sums to this process's handlers; or says that it is to rehearse first. `step`,
+        `lost` and `rehearses` are those of `Meeting.meet`. Raises what `Joining.join` tells."""
         try:
-            joined: Joined = self.loop.wait(lambda *outcomes: self._joining.join(step, lost, *outcomes))
+            joined: Joined | Rehearsal = self.loop.wait(
+                lambda *outcomes: self._joining.join(step, lost, *outcomes, rehearses=rehearses)
+            )
+            if isinstance(joined, Rehearsal):
+                return joined
             _native.attach(
                 joined.ranks.host.transport.native,
                 self._settings.deadline_s,

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from jax_passing.config import Settings
 from jax_passing.errors import HostLostError, NoSlotsError, PassingError, SwitchLostError, SwitchUnreachableError
 from jax_passing.host.control.context import Events, HostContext
-from jax_passing.host.control.meeting import Meeting, Met, NotMet
+from jax_passing.host.control.meeting import Meeting, Met, NotMet, Rehearses
 from jax_passing.host.control.membership import MemberEvent
 from jax_passing.host.control.outside import HostOutside
-from jax_passing.host.control.ranks import Ranks
+from jax_passing.host.control.ranks import Ranks, device_ranks
 from jax_passing.protocol import control_messages as messages
 
 log = logging.getLogger("jax_passing")
@@ -25,6 +25,17 @@ class Joined(NamedTuple):
     world_size: int
     step: int | None = None
     survivors: int = 0
+
+
+class Rehearsal(NamedTuple):
+    """The job runs without this host, which compiles its programs as this rank of so many hosts, and then joins again.
+
+    `device_ranks`: as many of its devices will have ranks of their own.
+    """
+
+    rank: int
+    world_size: int
+    device_ranks: int
 
 
 class Joining:
@@ -48,12 +59,16 @@ class Joining:
         self,
         step: int | None,
         lost: Sequence[int],
-        on_joined: Callable[[Joined], None],
+        on_joined: Callable[[Joined | Rehearsal], None],
         on_failed: Callable[[Exception], None],
+        *,
+        rehearses: bool = False,
     ) -> None:
-        """`step` and `lost` are those of `Meeting.meet`. The ranks before end when the hosts have met. Afterwards one
-        of the two is called, unless it is closed first: `on_failed` with what a NotMet tells, or the ranks."""
+        """`step`, `lost` and `rehearses` are those of `Meeting.meet`. The ranks before end when the hosts have met.
+        Afterwards one of the two is called, unless it is closed first: `on_failed` with what a NotMet tells, or the
+        ranks."""
         self._step, self._lost, self._on_joined, self._on_failed = step, lost, on_joined, on_failed
+        self._rehearses = rehearses
         self._is_over = False
         self._until = self._outside.now() + self._settings.join_deadline_s
         if self._meeting is None:
@@ -71,17 +86,19 @@ class Joining:
 
     def _meet(self) -> None:
         assert self._meeting is not None
-        self._meeting.meet(self._points, self._step, self._lost, self._until)
+        self._meeting.meet(self._points, self._step, self._lost, self._until, rehearses=self._rehearses)
 
     def _fail(self, error: PassingError) -> None:
         if not self._is_over:
             self.close()
             self._on_failed(error)
 
-    def _on(self, event: Met | NotMet | MemberEvent) -> None:
+    def _on(self, event: Met | Rehearses | NotMet | MemberEvent) -> None:
         match event:
             case Met(point, met):
                 self._on_met(point, met)
+            case Rehearses(world_size):
+                self._on_rehearses(world_size)
             case NotMet(error):
                 self._fail(error)
             case _ if self._ranks is not None:
@@ -111,6 +128,15 @@ class Joining:
                 seed=_seed_after(met.step, settings.seed),
             )
         )
+
+    def _on_rehearses(self, world_size: int) -> None:
+        settings = self._context.replace(world_size=world_size).settings
+        try:
+            devices = device_ranks(settings, self._context.device_count)
+        except PassingError as error:
+            self._fail(error)
+        else:
+            self._on_joined(Rehearsal(world_size - 1, world_size, devices))
 
     def _on_ranks(self, ranks: Ranks) -> None:
         joined = Joined(ranks, self._joined_as.rank, self._joined_as.world_size)

@@ -28,6 +28,13 @@ class Met:
 
 
 @dataclass(frozen=True)
+class Rehearses:
+    """The others run without this host, which may compile its programs before it comes. They would be so many."""
+
+    world_size: int
+
+
+@dataclass(frozen=True)
 class NotMet:
     """The hosts haven't met. SwitchUnreachableError: no meeting point can be reached. JoinError: not enough hosts
     came."""
@@ -36,8 +43,8 @@ class NotMet:
 
 
 class Meeting:
-    """A session has one meeting, which keeps its seat and what it knows of the last time. It reports Met or NotMet,
-    unless it is closed first.
+    """A session has one meeting, which keeps its seat and what it knows of the last time. It reports Met, Rehearses or
+    NotMet, unless it is closed first.
 
     Attributes:
       points: where hosts may meet, in the order in which they would rather do so.
@@ -56,9 +63,12 @@ class Meeting:
         self._open: Sequence[int] = ()  # where it may be this time
         self._step: int | None = None
         self._lost: Sequence[int] = ()
+        self._rehearses = False
         self._until = 0.0
 
-    def meet(self, points: Sequence[int], step: int | None, lost: Sequence[int], until: float) -> None:
+    def meet(
+        self, points: Sequence[int], step: int | None, lost: Sequence[int], until: float, *, rehearses: bool = False
+    ) -> None:
         """Waits for the others.
 
         Args:
@@ -66,8 +76,10 @@ class Meeting:
           step: the last one that this host completed, if it has the state after it.
           lost: ranks of the last meeting that are known to be lost.
           until: in the time of `outside`.
+          rehearses: it would rather compile its programs first, if the others run without it.
         """
         self._open, self._step, self._lost, self._until = points, step, lost, until
+        self._rehearses = rehearses
         self.is_on = True
         for index, point in enumerate(self._points):
             point.forget_meeting()
@@ -121,6 +133,7 @@ class Meeting:
             quorum=quorum,
             aside=aside,
             lease_s=self.lease_s,
+            rehearses=self._rehearses,
         )
 
     def tell_points(self) -> None:
@@ -135,13 +148,23 @@ class Meeting:
                 return
             aside |= point.is_reached
 
-    def on_met(self, index: int, met: messages.Met) -> None:
-        self.is_on, self.last = False, met
+    def on_rehearse(self, index: int, world_size: int) -> None:
+        if self._rehearses:
+            self._end(index)
+            self._context.events.add(Rehearses(world_size))
+
+    def _end(self, index: int) -> None:
+        """Keeps the seat at this point, and no other."""
+        self.is_on = False
         for other, point in enumerate(self._points):
             if other == index:
                 point.stop_waiting()
             else:
                 point.leave()
+
+    def on_met(self, index: int, met: messages.Met) -> None:
+        self.last = met
+        self._end(index)
         log.info("met %d hosts of job %s: rank %d", met.world_size, self._context.job, met.rank)
         self._context.events.add(Met(index, met))
 

@@ -54,6 +54,8 @@ class MeetingOfPoint(Protocol):
         """Tells each meeting point whether this host waits at one that goes before it, once that is known."""
 
     def on_met(self, index: int, met: messages.Met) -> None: ...
+
+    def on_rehearse(self, index: int, world_size: int) -> None: ...
     def gave_up(self) -> None: ...
 
 
@@ -191,6 +193,8 @@ class MeetingPoint:
         match message:
             case messages.Met():
                 self._meeting.on_met(self._index, message)
+            case messages.Rehearse(world_size):
+                self._meeting.on_rehearse(self._index, world_size)
             case messages.SlotState():
                 if self._wait is not None:
                     self._wait.warn(message)

@@ -20,20 +20,20 @@ from jax_passing.host.control.membership import (
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
 
 
-def _devices_have_ranks(settings: config.Settings, devices: int) -> bool:
-    """Says whether each of this host's `devices` gets a rank of its own, as strategy "flat" needs it.
+def device_ranks(settings: config.Settings, devices: int) -> int:
+    """Returns how many of this host's `devices` get a rank of their own: all, as strategy "flat" needs it, or none.
 
     Raises:
       ConfigError: there are more devices than a job may have ranks.
     """
     if settings.strategy != "flat" or devices == 1:
-        return False  # a host with one device is that device
+        return 0  # a host with one device is that device
     if settings.world_size * devices > config.RANKS_MAX:
         raise ConfigError(
             f"strategy='flat' needs a rank for each device: {settings.world_size} hosts x {devices} devices are more "
             f"than the {config.RANKS_MAX} of a job. Use strategy='passing', which takes one a host."
         )
-    return True
+    return devices
 
 
 class Links(NamedTuple):
@@ -106,7 +106,7 @@ class Ranks:
     def __init__(self, context: HostContext):
         """Raises ConfigError."""
         self._context, self._settings = context, context.settings
-        self._devices_have_ranks = _devices_have_ranks(context.settings, context.device_count)
+        self._device_ranks = device_ranks(context.settings, context.device_count)
         self.devices: list[Membership] = []
         self._waited_for = 1  # memberships that have still to join
         self.sets: dict[tuple[int, ...], HostSet] = {}
@@ -158,8 +158,8 @@ class Ranks:
 
     def _joined(self, member: Membership) -> "Ranks | None":
         self._waited_for -= 1
-        if member is self.host and self._devices_have_ranks:
-            self._waited_for = self._context.device_count
+        if member is self.host and self._device_ranks:
+            self._waited_for = self._device_ranks
             self.devices = [self._join_device(device) for device in range(self._waited_for)]
         return None if self._waited_for else self
 

@@ -124,7 +124,7 @@ class Meeting:
                 return
             self._seats.append(seat)
         seat.said, seat.since = said, self._outside.now()
-        seat.instance, seat.rank = said.instance, said.rank
+        seat.instance, seat.rank, seat.is_rehearsing = said.instance, said.rank, False
         for other in [other for other in self._seats if other is not seat and other.instance == seat.instance]:
             self._seats.remove(other)  # the same process: it gave an old connection up
             other.connection.close()
@@ -178,6 +178,9 @@ class Meeting:
                 continue
             if seat.instance in inside:
                 text = f"Rank {seat.rank} of {epoch} wants all hosts to meet again."
+            elif seat.said.rehearses and seat.said.world_size > 1:
+                self._rehearse(seat, min(epoch.world_size + 1, seat.said.world_size))
+                continue
             elif epoch.world_size < seat.said.world_size:
                 text = f"A host at {seat.connection.host} wants to join {epoch}, which has {epoch.world_size} hosts."
             else:
@@ -185,6 +188,11 @@ class Meeting:
             text += " Call session.rejoin on every host, which costs at most one step."
             self._jobs.fail(epoch, messages.Failed(HostJoinedError.__name__, text))
             return
+
+    def _rehearse(self, seat: HostSeat, world_size: int) -> None:
+        log.info("job %r: a host at %s compiles its programs, and comes then", self.job, seat.connection.host)
+        seat.said, seat.is_rehearsing = None, True
+        seat.connection.send(messages.Rehearse(world_size))
 
     def _is_ours(self, epoch: Epoch) -> bool:
         """Says whether all who joined this epoch have met here. Otherwise a stranger could end the epoch of a job whose
@@ -195,19 +203,28 @@ class Meeting:
         """Closes the meeting if enough hosts are here, and nobody is left who must be waited for."""
         now = self._outside.now()
         parties = parties_of(waiting, self._last)
-        enough = parties.count >= parties.least and len(parties.decisive) >= parties.quorum
+        if (ready := self._ready(waiting)) is not None:
+            waiting = [*ready.survivors, *ready.newcomers]
+            parties = ready
         own = [seat for seat in waiting if not seat.asked.aside]
         calm = len(own) == len(waiting) or now >= max(seat.since for seat in waiting) + STANDBY_GRACE_S
-        if not enough or not own or not calm:
+        if not parties.are_enough or not own or not calm:
             return
         absent = self._absent(parties, lost)
-        patient = parties.count < parties.wanted and now < max(
-            seat.since + seat.asked.wait_s for seat in parties.decisive
-        )
+        patient = parties.are_patient(now)
         late = any(now >= seat.since + seat.asked.deadline_s for seat in own)
         if late or (not absent and not patient):
             self._hang_up_on(lost)
             self._close(parties)
+
+    def _ready(self, waiting: list[HostSeat]) -> Parties | None:
+        """Returns the parties without the hosts that haven't compiled their programs, if the others can go on so."""
+        ready = [seat for seat in waiting if not seat.asked.rehearses]
+        if not ready or len(ready) == len(waiting):
+            return None
+        parties = parties_of(ready, self._last)
+        can_go_on = parties.survivors and parties.are_enough and not parties.are_patient(self._outside.now())
+        return parties if can_go_on else None
 
     def _hang_up_on(self, lost: set[str]) -> None:
         """Takes the seats of hosts that fell silent. Their connections may never end by themselves, and nobody is to
@@ -218,7 +235,9 @@ class Meeting:
 
     def _absent(self, parties: Parties, lost: set[str]) -> list[str]:
         """Says, for people, who isn't here and must be waited for."""
-        away = [seat for seat in self._seats if seat.said is None and seat.instance not in lost]
+        away = [
+            seat for seat in self._seats if seat.said is None and not seat.is_rehearsing and seat.instance not in lost
+        ]
         absent = [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
         if parties.meeting not in (0, self._last):  # it was held elsewhere, or before this switch was restarted
             hosts = min(seat.asked.hosts for seat in parties.decisive) - len(parties.decisive)

@@ -38,6 +38,14 @@ class Parties:
     def count(self) -> int:
         return min(self.wanted, len(self.survivors) + len(self.newcomers))
 
+    @property
+    def are_enough(self) -> bool:
+        return self.count >= self.least and len(self.decisive) >= self.quorum
+
+    def are_patient(self, now: float) -> bool:
+        """Says whether they wait for more hosts, as long as some are wanted."""
+        return self.count < self.wanted and now < max(seat.since + seat.asked.wait_s for seat in self.decisive)
+
 
 def parties_of(waiting: list[HostSeat], last: int) -> Parties:
     """Sorts the hosts that wait. `last`: the number of the last meeting that was held here."""

@@ -59,7 +59,7 @@ class SeatsOfRack:
             self._seats[message.seat] = seat
         self._seats[message.seat].hear(message.said)
 
-    def send(self, seat: int, answer: messages.Met | messages.Refused | None) -> bool:
+    def send(self, seat: int, answer: messages.Met | messages.Rehearse | messages.Refused | None) -> bool:
         return self._connection.send(messages.RackMet(seat, answer))
 
     def close(self, seat: int) -> None:
@@ -88,7 +88,7 @@ class _ThroughRack:
         self.host, self.own_name = host, own_name
 
     def send(self, message: messages.Message) -> bool:
-        assert isinstance(message, messages.Met | messages.Refused)
+        assert isinstance(message, messages.Met | messages.Rehearse | messages.Refused)
         return self._seats.send(self._number, message)
 
     def close(self) -> None:

@@ -47,6 +47,7 @@ class HostSeat:
       since: when it began to wait.
       instance: tells the host's process from any other.
       rank: the one that the host said, or was told last.
+      is_rehearsing: it compiles its programs, and nobody waits for it.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class HostSeat:
         self.since = 0.0
         self.instance = ""
         self.rank = 0
+        self.is_rehearsing = False
 
     @property
     def asked(self) -> messages.Meet:

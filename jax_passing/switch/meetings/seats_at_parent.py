@@ -104,7 +104,7 @@ class SeatsAtParent:
             case _:
                 raise msgspec.DecodeError(f"{type(message).__name__} for hosts that meet others")
 
-    def _on_answer(self, number: int, answer: messages.Met | messages.Refused | None) -> None:
+    def _on_answer(self, number: int, answer: messages.Met | messages.Rehearse | messages.Refused | None) -> None:
         seat = self._seats.get(number)
         if seat is None:
             return  # it has left meanwhile

@@ -64,7 +64,7 @@ def test_a_run_with_faults_has_the_bits_of_one_without(cluster: "Cluster", wire:
     running[1].wait_for("HostJoinedError")
     running[0].signal(signal.SIGCONT)
     print(f"another one comes: {went_on(running, 3):.2f} s")
-    newcomer.wait_for(f"has joined as rank {HOSTS - 1} of {HOSTS}")
+    newcomer.wait_for(f"compiles for now as rank {HOSTS - 1} of {HOSTS}")
     cluster.switch.signal(signal.SIGKILL)
     took = went_on(running, 4)
     print(f"the switch is killed: {took:.2f} s")

@@ -22,6 +22,7 @@ from jax_passing.errors import (
     UsageError,
     translate,
 )
+from jax_passing.host import preparations
 from jax_passing.host import session as sessions
 from support.jax.sessions import init_beside, total
 from support.switch.in_process import Member, SwitchThread, members, settings_of, until
@@ -45,16 +46,16 @@ def test_a_session_says_who_it_is(running):
 
 
 def test_what_sums_need_is_prepared_when_a_session_begins(monkeypatch):
-    monkeypatch.setattr(sessions, "_preparations", list(sessions._preparations))
+    monkeypatch.setattr(preparations, "_preparations", list(preparations._preparations))
     calls = []
-    sessions.when_beginning(lambda: calls.append("early"))
+    preparations.when_beginning(lambda: calls.append("early"))
     assert calls == []
     for _ in range(2):
         with jax_passing.init():
             assert calls == ["early"]
-            sessions.when_beginning(lambda: calls.append("late"))
+            preparations.when_beginning(lambda: calls.append("late"))
             assert calls == ["early", "late"]
-        sessions._preparations.pop()
+        preparations._preparations.pop()
         calls.clear()
 
 

@@ -10,6 +10,7 @@ from support.random_lines import json, lines
 
 EXAMPLES = (
     messages.Hello(messages.PROTOCOL_VERSION, "10.0.0.1", 7171, "a1"),
+    messages.Rehearse(4),
     messages.Join(messages.PROTOCOL_VERSION, "job", 0, 2, ("a1",), 5000, "b2", 5.0, 1.5, {"jax": "0.10.0"}, 2.0),
     messages.Join(messages.PROTOCOL_VERSION + 1, "job", 0, 2, ("a1",), 5000, "b2", 5.0),
     messages.RackJoin(messages.PROTOCOL_VERSION, "job", "b2", "10.0.0.2:7171", 7171, "10.0.0.2", 2.0),

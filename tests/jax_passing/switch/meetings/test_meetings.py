@@ -118,6 +118,67 @@ async def test_a_newcomer_ends_an_epoch_that_has_room_and_no_other(switch):
     assert await strangers[0].receive() == messages.Heartbeat()
 
 
+async def running_job(switch, *, wanted, hosts=2):
+    """Returns the seats of these hosts, the number of their meeting, and their connections in the job."""
+    seats = [await seat(switch, rank, wanted, hosts, wait_s=0.0) for rank in range(hosts)]
+    (first, *_) = await met(*seats)
+    joined = [await switch.join(rank, hosts, job="a", instance=f"host {rank}") for rank in range(hosts)]
+    for host in joined:
+        assert isinstance(await host.receive(), messages.Welcome)
+    return seats, first.meeting, joined
+
+
+@scenario()
+async def test_a_newcomer_compiles_first_and_ends_the_epoch_then(switch):
+    _, _, joined = await running_job(switch, wanted=3)
+    newcomer = await seat(switch, 0, 3, 1, instance="newcomer", rehearses=True)
+    assert await newcomer.receive() == messages.Rehearse(3)
+    joined[0].send(messages.Heartbeat())
+    assert await joined[0].receive() == messages.Heartbeat(), "the job runs on"
+    newcomer.send(meet(0, 3, 1, instance="newcomer"))
+    assert (await joined[0].receive()).kind == "HostJoinedError"
+
+
+@scenario()
+async def test_one_for_whom_there_is_no_room_compiles_too(switch):
+    _, _, joined = await running_job(switch, wanted=2)
+    spare = await seat(switch, 0, 2, 1, instance="spare", rehearses=True)
+    assert await spare.receive() == messages.Rehearse(2)
+    spare.send(meet(0, 2, 1, instance="spare"))
+    joined[0].send(messages.Heartbeat())
+    assert await joined[0].receive() == messages.Heartbeat(), "the job runs on"
+
+
+@scenario()
+async def test_nobody_waits_for_a_host_that_compiles(switch):
+    seats, meeting, joined = await running_job(switch, wanted=4, hosts=3)
+    compiles = await seat(switch, 0, 4, 1, instance="newcomer", rehearses=True)
+    assert await compiles.receive() == messages.Rehearse(4)
+    seats[2].writer.close()
+    joined[2].writer.close()
+    another = await seat(switch, 0, 4, 1, instance="another", rehearses=True)
+    for rank in (0, 1):
+        seats[rank].send(meet(rank, 4, 1, wait_s=0.0, step=5, meeting=meeting, hosts=2))
+    (again, _) = await met(*seats[:2])
+    for rank in (0, 1):
+        await switch.join(rank, 2, job="a", instance=f"host {rank}")
+    assert await another.receive() == messages.Rehearse(3)
+    compiles.send(meet(0, 4, 1, instance="newcomer"))
+    for rank in (0, 1):
+        seats[rank].send(meet(rank, 4, 1, wait_s=0.0, step=6, meeting=again.meeting, hosts=2))
+    heard = await met(*seats[:2], compiles)
+    assert [(one.rank, one.survivors, one.step) for one in heard] == [(0, 2, 6), (1, 2, 6), (2, 2, 6)]
+
+
+@scenario()
+async def test_a_host_that_must_compile_is_taken_where_it_is_needed(switch):
+    """The other one can't go on alone, or would rather wait than meet again."""
+    for job, least, wait_s in (("a", 2, 0.0), ("b", 1, 20.0)):
+        survivor = await seat(switch, 0, 2, least, job=job, wait_s=wait_s, step=3, meeting=7, hosts=1)
+        newcomer = await seat(switch, 0, 2, least, job=job, instance="newcomer", rehearses=True)
+        assert [one.survivors for one in await met(survivor, newcomer)] == [1, 1]
+
+
 @scenario()
 async def test_a_seat_that_is_lost_ends_a_join_that_waits_for_it(switch):
     seats = [await seat(switch, rank, 2, 1) for rank in range(2)]

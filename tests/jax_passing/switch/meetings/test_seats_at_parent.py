@@ -24,6 +24,18 @@ async def test_the_root_decides_for_hosts_of_all_racks(tree, root, left, right):
 
 
 @in_tree(racks=1)
+async def test_a_newcomer_of_a_rack_compiles_first(tree, root, rack):
+    first = await seat(root, 0, 2, 1, wait_s=0.0)
+    await met(first)
+    joined = await root.join(0, 1, job="a", instance="host 0")
+    assert isinstance(await joined.receive(), messages.Welcome)
+    newcomer = await seat(rack, 1, 2, 1, rehearses=True)
+    assert await newcomer.receive() == messages.Rehearse(2)
+    newcomer.send(meet(1, 2, 1))
+    assert (await joined.receive()).kind == "HostJoinedError"
+
+
+@in_tree(racks=1)
 async def test_a_root_that_is_gone_ends_the_seats_below_it(tree, root, rack):
     host = await seat(rack, 0, 2, 2)
     await until(lambda: "meetings" in root.plane.held())
