@@ -13,7 +13,6 @@
 
 #include "../tests/xla_ffi/host/support/tree.h"
 #include "../tests/xla_ffi/simulation/packets.h"
-#include "../tests/xla_ffi/wire/random_key.h"
 #include "host/window/sharding.h"
 
 namespace passing {
@@ -24,13 +23,10 @@ struct ClusterOptions {
   std::vector<Tree> trees{};  // by shard; missing ones are one switch
   uint32_t slot_count = 16;   // of each shard
   uint32_t lanes_per_chunk = 64;
-  std::vector<uint32_t> whole_lanes{};  // by shard; of the packets that it takes, 0: of any; missing shards: 0
   Faults faults;
-  simulation::Strangers strangers{};
   std::optional<Port> port{};    // on the way to each root: all packets pass it
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
-  bool tagged = false;  // packets have tags
   std::optional<SumCheck::Key> check_key{};
   bool plain = false;   // all elements are finite, and there when their sum starts
   double warn_s = 0.2;  // of a stall, which no deadline ends
@@ -45,7 +41,7 @@ class Cluster {
 
   Cluster(uint64_t seed, const ClusterOptions& options)
       : options_(options),
-        packets_(seed, options.faults, options.faults, options.strangers, options.plain),
+        packets_(seed, options.faults, options.faults, /*strangers=*/{}, options.plain),
         order_arrival_us_(options.world_size),
         stalls_(options.world_size),
         failures_(options.world_size) {
@@ -132,15 +128,7 @@ class Cluster {
     return {.job = static_cast<uint16_t>(kJob + shard + 10 * at),
             .epoch = static_cast<uint16_t>(kEpoch - shard + 3 * at),
             .slot_first = kSlotFirst + 2 * shard + 3 * at % 7,
-            .worker = static_cast<uint16_t>(worker),
-            .whole_lanes = shard < options_.whole_lanes.size() ? options_.whole_lanes[shard] : 0,
-            .keys = KeysAt(shard, at, worker)};
-  }
-
-  std::optional<wire::MemberKeys> KeysAt(uint32_t shard, uint32_t at, uint32_t worker) const {
-    if (!options_.tagged) return std::nullopt;
-    const uint64_t here = uint64_t{shard} << 40 | uint64_t{at} << 20;
-    return wire::MemberKeys{.contribution = wire::RandomKey(here | worker), .result = wire::RandomKey(here | 1 << 19)};
+            .worker = static_cast<uint16_t>(worker)};
   }
 
   void AddShard(uint32_t shard) {
@@ -159,16 +147,14 @@ class Cluster {
                      .addresses = {},
                      .first_position = options_.first_position,
                      .reach = Reach()};
-      if (place.keys) slots.keys.emplace(JobKeys{.contributions = {}, .results = place.keys->result});
       std::vector<simulation::Endpoint> workers;
       for (uint32_t worker = 0; worker < members[at].size(); ++worker) {
         const auto& [is_switch, index] = members[at][worker];
         workers.push_back(is_switch ? UplinkOf(shard, index) : SocketOf(index, shard));
-        if (slots.keys) slots.keys->contributions.push_back(KeysAt(shard, at, worker)->contribution);
         (is_switch ? worker_at_parent : added.worker_of)[index] = worker;
       }
       const uint32_t number =
-          packets_.AddSwitch(EndpointOf(shard, at), place.slot_first + options_.slot_count, place.whole_lanes);
+          packets_.AddSwitch(EndpointOf(shard, at), place.slot_first + options_.slot_count, /*whole_lanes=*/0);
       added.switches.push_back(number);
       uint32_t uplink = 0;
       if (at > 0) {
@@ -178,8 +164,7 @@ class Cluster {
                         .epoch = above.epoch,
                         .slot_first = above.slot_first,
                         .worker = above.worker,
-                        .address = {},
-                        .keys = above.keys};
+                        .address = {}};
         uplink = packets_.Open(UplinkOf(shard, at), EndpointOf(shard, parent));
       }
       packets_.AddJob(number, std::move(slots), workers, std::nullopt, uplink);

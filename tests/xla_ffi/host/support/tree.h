@@ -2,11 +2,9 @@
 #ifndef TESTS_XLA_FFI_HOST_SUPPORT_TREE_H_
 #define TESTS_XLA_FFI_HOST_SUPPORT_TREE_H_
 
-#include <algorithm>
 #include <cassert>
 #include <cstdint>
 #include <map>
-#include <random>
 #include <vector>
 
 #include "wire/header.h"
@@ -33,30 +31,6 @@ struct Tree {
     for (uint32_t rank = 0; rank < world_size; ++rank) {
       tree.switch_of.push_back(first + rank * (end - first) / world_size);
     }
-    return tree;
-  }
-
-  // A tree of at most `levels`; hosts may be at any of them. Some ranks' racks are mixed up.
-  static Tree Random(uint32_t world_size, uint32_t levels, std::mt19937_64& random) {
-    Tree tree;
-    std::vector<uint32_t> level{1};  // by switch
-    const uint64_t switches = 1 + random() % (2 * world_size);
-    while (tree.switch_count() < switches) {
-      const auto above = static_cast<uint32_t>(random() % tree.switch_count());
-      if (level[above] == levels) break;
-      tree.parent_of.push_back(above);
-      level.push_back(level[above] + 1);
-    }
-    std::vector<uint32_t> leaves;
-    for (uint32_t one = 0; one < tree.switch_count(); ++one) {
-      if (std::ranges::count(tree.parent_of.begin() + 1, tree.parent_of.end(), one) == 0) leaves.push_back(one);
-    }
-    if (leaves.size() > world_size) return OneSwitch(world_size);
-    for (uint32_t rank = 0; rank < world_size; ++rank) {
-      const auto any = static_cast<uint32_t>(random() % tree.switch_count());
-      tree.switch_of.push_back(rank < leaves.size() ? leaves[rank] : any);  // no leaf without a host
-    }
-    std::ranges::shuffle(tree.switch_of, random);
     return tree;
   }
 };
