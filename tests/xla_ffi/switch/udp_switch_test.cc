@@ -1,12 +1,9 @@
 #include "switch/udp_switch.h"
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <deque>
 #include <system_error>
 #include <thread>
@@ -85,44 +82,6 @@ INSTANTIATE_TEST_SUITE_P(Hosts, UdpSwitchOn,
                                          std::pair("::", "127.0.0.1"), std::pair("0.0.0.0", "127.0.0.1")),
                          [](const auto& info) { return "Case" + std::to_string(info.index); });
 
-TEST(UdpSwitch, group_resultsAreSentOnceUntilItStops) {
-  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
-  UdpSwitch udp_switch("0.0.0.0", 0, 256);
-  const MulticastGroup group = {.group = LoopbackGroup(), .from = ResolveAddress("127.0.0.1", 0)};
-  std::deque<Rank> ranks;
-  std::vector<UdpSocket> joined;
-  for (uint16_t i = 0; i < 3; ++i) {
-    ranks.emplace_back("127.0.0.1", udp_switch.port(), i);
-    joined.push_back(ranks.back().Join(group.group));
-  }
-  udp_switch.AddJob(MakeJob("127.0.0.1", ranks), group);
-  const auto contribute = [&](uint32_t first) {
-    for (Rank& rank : ranks) {
-      for (uint32_t sequence = first; sequence < first + kSlotCount; ++sequence) rank.Contribute(sequence, 5);
-      rank.Flush();
-    }
-  };
-  contribute(0);
-  for (UdpSocket& socket : joined) EXPECT_EQ(Rank::ExpectOn(socket, kSlotCount, 15), kSlotCount);
-  UdpSwitchStats stats = udp_switch.stats();
-  EXPECT_EQ(stats.packets_sent, kSlotCount);
-  EXPECT_EQ(stats.results_multicast, kSlotCount);
-
-  // A rank that asks again gets the result alone.
-  ranks[1].Contribute(9, 5);
-  ranks[1].Flush();
-  EXPECT_EQ(ranks[1].Expect(1, 15), 1u);
-
-  udp_switch.StopMulticast(1);
-  contribute(kSlotCount);
-  for (Rank& rank : ranks) EXPECT_EQ(rank.Expect(kSlotCount, 15), kSlotCount);
-  for (UdpSocket& socket : joined) EXPECT_EQ(Rank::ExpectOn(socket, 1, 15, 0), 0u);
-  stats = udp_switch.stats();
-  EXPECT_EQ(stats.packets_sent, 4 * kSlotCount + 1);
-  EXPECT_EQ(stats.results_multicast, kSlotCount);
-  udp_switch.StopMulticast(2);  // no such job: nothing happens
-}
-
 TEST(UdpSwitch, group_fromAnAddressThatIsNotOurs_eachRankIsSentItsOwn) {
   UdpSwitch udp_switch("127.0.0.1", 0, 256);
   const MulticastGroup group = {.group = LoopbackGroup(), .from = ResolveAddress("198.51.100.1", 0)};
@@ -136,49 +95,6 @@ TEST(UdpSwitch, group_fromAnAddressThatIsNotOurs_eachRankIsSentItsOwn) {
   }
   for (Rank& rank : ranks) EXPECT_EQ(rank.Expect(1, 8), 1u);
   EXPECT_EQ(udp_switch.stats().results_multicast, 0u);
-}
-
-TEST(UdpSwitch, probe_reachesWhoHasJoined) {
-  if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
-  UdpSwitch udp_switch("::", 0, 256);
-  const MulticastGroup group = {.group = LoopbackGroup(), .from = ResolveAddress("127.0.0.1", 0)};
-  const wire::ProbeName name = {.job = 5, .epoch = 6, .nonce = 0x87654321};
-  UdpSocket host = UdpSocket::ConnectedTo("127.0.0.1", udp_switch.port()).JoinGroup(group.group);
-  wire::ProbeListener listener(name);
-  udp_switch.Probe(group, name, wire::kMaxLanes);
-  const int64_t deadline_us = MonotonicUs() + 20'000'000;
-  while (!listener.heard_all() && MonotonicUs() < deadline_us) {
-    host.Receive([&](std::span<const uint8_t> packet, const Address&) { listener.OnPacket(packet); });
-  }
-  EXPECT_TRUE(listener.heard_all());
-}
-
-TEST(UdpSwitch, state_tellsWhoIsMissing) {
-  UdpSwitch udp_switch("127.0.0.1", 0, 256);
-  std::deque<Rank> ranks;
-  for (uint16_t i = 0; i < 3; ++i) ranks.emplace_back("127.0.0.1", udp_switch.port(), i);
-  udp_switch.AddJob(MakeJob("127.0.0.1", ranks));
-  ranks[2].Contribute(5, 1);
-  ranks[2].Flush();
-  const int64_t deadline_us = MonotonicUs() + 20'000'000;
-  while (udp_switch.VersionOf(5, 0).empty && MonotonicUs() < deadline_us) poll(nullptr, 0, 1);
-  EXPECT_EQ(udp_switch.VersionOf(5, 0).bitmap, 0b100u);
-  EXPECT_EQ(udp_switch.VersionOf(5, 0).sequence, 5u);
-}
-
-TEST(UdpSwitch, removeJob_packetsAreForeignFromThenOn) {
-  UdpSwitch udp_switch("127.0.0.1", 0, 256);
-  std::deque<Rank> ranks;
-  ranks.emplace_back("127.0.0.1", udp_switch.port(), 0);
-  udp_switch.AddJob(MakeJob("127.0.0.1", ranks));
-  ranks[0].Contribute(0, 9);
-  ranks[0].Flush();
-  EXPECT_EQ(ranks[0].Expect(1, 9), 1u);
-  udp_switch.RemoveJob(1);
-  ranks[0].Contribute(0, 9);
-  ranks[0].Flush();
-  EXPECT_EQ(AwaitCount(udp_switch, Verdict::kForeignJob), 1u);
-  EXPECT_EQ(ranks[0].Expect(1, 9, 50), 0u);
 }
 
 TEST(UdpSwitch, close_twiceAndWhileItWorks) {

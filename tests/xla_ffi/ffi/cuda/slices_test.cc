@@ -91,37 +91,5 @@ TEST_F(CudaSlicesTest, largeSlicesGoInPieces) {
   EXPECT_TRUE(AllIsReturned());
 }
 
-TEST_F(CudaSlicesTest, sumsOfSlicesWithoutGrowth) {
-  constexpr uint64_t kSeed = 31;
-  SCOPED_TRACE(kSeed);
-  Fake().seed(kSeed);
-  sums_.SetDevices({{.ordinal = 0}, {.ordinal = 1}});
-  constexpr int kSteps = 100, kSites = 4;
-  std::vector<std::shared_ptr<SumSite>> sites;
-  for (int i = 0; i < kSites; ++i) sites.push_back(MakeSiteOfSlices(100 + i));
-  std::atomic<int> wrong = 0;
-  const auto train = [&](int32_t ordinal) {
-    std::vector<Device*> layers;
-    for (int i = 0; i < kSites; ++i) layers.push_back(&MakeDevice(ordinal, 0));
-    for (int step = 1; step <= kSteps; ++step) {
-      for (int i = 0; i < kSites; ++i) {
-        layers[i]->a.assign(1000, static_cast<float>(step + i + ordinal));
-        wrong += sums_.Start(sites[i], SliceOf(*layers[i], step)).has_value();
-      }
-      for (int i = kSites - 1; i >= 0; --i) {
-        wrong += sums_.Finish(SliceOf(*layers[i], step)).has_value();
-        Fake().synchronize(layers[i]->stream);
-        for (size_t j = 0; j < 999; ++j) wrong += layers[i]->a[j] != 2 * static_cast<float>(step + i + ordinal);
-      }
-    }
-  };
-  std::thread other([&] { train(1); });
-  train(0);
-  other.join();
-  EXPECT_EQ(wrong, 0);
-  EXPECT_LE(Fake().pinned_bytes(), 2 * kSites * PinnedPool::SizeClass(8000));
-  EXPECT_TRUE(AllIsReturned());
-}
-
 }  // namespace
 }  // namespace passing

@@ -47,31 +47,6 @@ TEST(Transport, group_thatNoLongerReachesARank_isGivenUp) {
   EXPECT_EQ(cluster.udp_switch().stats().results_multicast, before);
 }
 
-TEST(Transport, start_sumsFloats) {
-  constexpr size_t kCount = 300'000;  // several windows
-  for (const uint32_t world_size : {2u, 4u}) {
-    LoopbackCluster cluster(world_size);
-    std::vector<std::unique_ptr<FloatCall>> calls;
-    float factor = 0;
-    for (uint32_t rank = 0; rank < world_size; ++rank) {
-      factor += static_cast<float>(rank + 1);
-      calls.push_back(std::make_unique<FloatCall>(7, 0, DType::kFloat32, Ramp(kCount, static_cast<float>(rank + 1))));
-      calls.back()->Start(cluster.host(rank));
-    }
-    const std::vector<float> expected = Ramp(kCount, factor);
-    for (uint32_t rank = 0; rank < world_size; ++rank) {
-      ASSERT_TRUE(calls[rank]->Wait()) << "rank " << rank;
-      ASSERT_FALSE(calls[rank]->failure().has_value()) << calls[rank]->failure()->message;
-      // These small whole numbers fit a lane, so the sum is exact.
-      ASSERT_EQ(calls[rank]->values(), expected) << "rank " << rank;
-      ASSERT_TRUE(cluster.host(rank).Drain(20));
-      ASSERT_EQ(cluster.host(rank).stats().sums_completed, 1u);
-      ASSERT_EQ(cluster.host(rank).stats().tensor_bytes, kCount * 4);
-      ASSERT_EQ(calls[rank]->times_done(), 1);
-    }
-  }
-}
-
 // Pieces that come from a GPU wake the transport of either rank; results of what is there come before.
 TEST(Transport, ready_wakesTheTransport) {
   constexpr size_t kCount = 100'000, kFirst = 30'000;
