@@ -10,11 +10,9 @@ the last one are free. Prints a line for whatever wasn't as it must be, then the
 import argparse
 import os
 import random
-import shutil
 import signal
 import statistics
 import sys
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +21,6 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from jax_passing.protocol import keys  # noqa: E402
 from support.jax.lockstep import Follower, NoAnswerError, ask  # noqa: E402
 from support.jobs.cluster import PROGRAMS, Switch  # noqa: E402
 
@@ -32,6 +29,7 @@ LEASE_S = 3.0
 SHORT_DEADLINE_S, LONG_DEADLINE_S = 2.0, 6.0  # below the lease and beyond it
 IN_TIME_S = 1.0  # after what promises the error
 HUNG_S = 20.0  # after that
+LULL_S = 0.2  # hosts sum for so long before a fault, at most
 START_S = 100.0  # a busy machine imports JAX
 SLOTS = 1024
 QUEUES = 1  # the switch keeps the socket of a job's queue for the next job, and runs one at a time
@@ -74,31 +72,11 @@ def _ending(host: Follower, until: float) -> dict[str, Any]:
     return found
 
 
-@dataclass(frozen=True)
-class Plan:
-    """`program`: of the hosts. `loads`: what they are told to sum, by name. `deadlines_s`: of sessions. `lull_s`: how
-    long they sum before a fault, at most. `victims`: ranks that are killed and stopped. `has_key`: whether the switch
-    and its jobs have keys."""
-
-    program: str
-    loads: dict[str, dict[str, Any]]
-    deadlines_s: tuple[float, ...]
-    lull_s: float
-    victims: tuple[int, ...]
-    has_key: bool = False
-
-
-PLAN = Plan("faults/survivor.py", LOADS, (SHORT_DEADLINE_S, LONG_DEADLINE_S), 0.2, tuple(range(HOSTS)))
-
-
 class Campaign:
     """A switch, hosts, and one that stands by."""
 
-    def __init__(self, seed: int, plan: Plan = PLAN) -> None:
+    def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._plan = plan
-        self._key = keys.new_key() if plan.has_key else None
-        self._folder = Path(tempfile.mkdtemp())  # for key files
         self._jobs = 0
         self.rows: dict[tuple[str, str], Row] = {}
         self.switch = self._start_switch("127.0.0.1:0")
@@ -110,30 +88,23 @@ class Campaign:
 
     def _start_switch(self, listen: str) -> Switch:
         slots = ("--slot-total", str(SLOTS), "--slots-per-job", str(SLOTS))
-        key = ("--key-file", self._key_file(keys.SWITCH, self._key)) if self._key else ()
-        return Switch(listen, "--lease-s", str(LEASE_S), *slots, *key)
-
-    def _key_file(self, kind: str, key: bytes) -> str:
-        path = self._folder / kind
-        path.touch(mode=0o600)
-        path.write_text(keys.key_line(kind, key))
-        return str(path)
+        return Switch(listen, "--lease-s", str(LEASE_S), *slots)
 
     def _start_host(self) -> Follower:
-        return Follower(PROGRAMS / self._plan.program, [], {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"})
+        return Follower(PROGRAMS / "faults/survivor.py", [], {"JAX_PLATFORMS": "cpu", "PYTHONHASHSEED": "0"})
 
     def run(self, fault: str, load: str) -> None:
         """One round: a job, a fault, the errors. `fault`: "host SIGKILL", "switch SIGSTOP" and so on."""
         row = self.rows.setdefault((fault, load), Row())
         whom, what = fault.split()[:2]
-        deadline_s = self._random.choice(self._plan.deadlines_s)
+        deadline_s = self._random.choice((SHORT_DEADLINE_S, LONG_DEADLINE_S))
         row.faults += 1
         row.joins_s.append(self._join(deadline_s))
         ask([self._spare], {"do": "stand by"}, START_S)  # so that its start takes no time from what follows
-        ask(self.hosts, {"do": "sum", **self._plan.loads[load]}, START_S)
-        victim = self._random.choice(self._plan.victims) if whom == "host" else None
+        ask(self.hosts, {"do": "sum", **LOADS[load]}, START_S)
+        victim = self._random.randrange(HOSTS) if whom == "host" else None
         process = self.switch.popen if victim is None else self.hosts[victim].popen
-        time.sleep(self._random.uniform(0.0, self._plan.lull_s))
+        time.sleep(self._random.uniform(0.0, LULL_S))
         fault_s = time.monotonic()
         process.send_signal(signal.Signals[what])
         # A killed host is missed at once, a stopped one at the deadline or the lease, whichever is first.
@@ -148,9 +119,8 @@ class Campaign:
         """A new job. Returns how long the slowest host took."""
         self._jobs += 1
         job = f"job-{self._jobs}"
-        key = {"key_file": self._key_file(keys.JOB, keys.job_key(self._key, job))} if self._key else {}
         for rank, host in enumerate(self.hosts):
-            settings = {"switch": self.address, "job": job, "rank": rank, "world_size": HOSTS, **key}
+            settings = {"switch": self.address, "job": job, "rank": rank, "world_size": HOSTS}
             settings |= {"deadline_s": deadline_s, "warn_s": deadline_s / 2, "join_deadline_s": START_S}
             host.tell({"do": "join", "settings": settings})
         until = time.monotonic() + START_S
@@ -250,7 +220,6 @@ class Campaign:
         for host in (*self.hosts, self._spare):
             host.stop()
         self.switch.stop()
-        shutil.rmtree(self._folder)
 
 
 def campaign(kills: int, stops: int, switch_faults: int, seed: int) -> dict[tuple[str, str], Row]:
