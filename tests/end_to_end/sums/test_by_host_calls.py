@@ -83,11 +83,3 @@ def test_killed_host(cluster: "Cluster") -> None:
     for rank in (0, 2):
         assert raised(processes[rank]) == "HostLostError", processes[rank].text
         assert "ranks (1,)\n" in processes[rank].text
-
-
-def test_stopped_host(cluster: "Cluster") -> None:
-    processes = cluster.start(PROGRAM, ALL, "faults/endless.py", "8", devices=1)
-    for process in processes:
-        process.wait_for("running as process")
-    processes[1].signal(signal.SIGSTOP)
-    assert raised(processes[0]) == "DeadlineExceededError", processes[0].text

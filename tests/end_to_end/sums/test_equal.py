@@ -27,15 +27,6 @@ def test_an_error_names_leaves_and_ranks_on_all_hosts(cluster: "Cluster") -> Non
         assert f"equal on all: {LEAVES}. {OTHERS}" in text
 
 
-def test_bits_count(cluster: "Cluster") -> None:
-    """A zero's sign and a NaN's payload are bits as any."""
-    for process in ran(cluster, "shard_map:sign", "shard_map:payload", "shard_map:nan"):
-        for change, leaf in (("sign", "['layer']['b'] float16[7]"), ("payload", "['layer']['w'] float32[40,7]")):
-            shown = process.wait_for(f"^shard_map:{change}: ProgramMismatchError.*", 1)[0]
-            assert f"equal on all: {leaf}. " in shown
-        process.wait_for("^shard_map:nan: equal, after 9 sums$", 1)
-
-
 def test_hosts_can_leave_it_out(cluster: "Cluster") -> None:
     for process in ran(cluster, "shard_map:values", JAX_PASSING_CHECK_EQUAL="false"):
         process.wait_for("^shard_map:values: equal, after 8 sums$", 1)

@@ -119,21 +119,9 @@ def heard(way: str, change: str) -> str:
 
 def changed(rank: int, who: int, change: str) -> Any:
     params = jax.tree.map(np.array, PARAMS)
-    if change == "none":
-        return params
-    if change == "nan":
-        params["layer"]["w"][2, 2] = np.nan
-        return params
-    if rank == who:
-        if change == "sign":
-            params["layer"]["b"][3] = -0.0
-        elif change == "payload":
-            params["layer"]["w"].view(np.uint32)[2, 2] = 0x7FC00001
-        else:
-            params["scale"] = np.float64(np.nextafter(3, 4))
-            params["layer"]["w"][2, 2] = 2
-    elif change == "payload":
-        params["layer"]["w"][2, 2] = np.nan
+    if rank == who and change == "values":
+        params["scale"] = np.float64(np.nextafter(3, 4))
+        params["layer"]["w"][2, 2] = 2
     return params
 
 
