@@ -1,8 +1,8 @@
 """This file decides which parameters are synchronised together, and at which steps: alike on all hosts. Pure."""
 
-import re
 from collections.abc import Sequence
 
+from jax_passing.collective.primitives.buckets import natural
 from jax_passing.errors import ConfigError
 
 
@@ -25,7 +25,7 @@ def make_fragments(paths: Sequence[str], sizes_bytes: Sequence[int], count: int)
             f"diloco(fragments={count}): these parameters have {len(paths)} arrays, and a fragment has at least one. "
             f"Write fragments={len(paths)} or less."
         )
-    order = sorted(range(len(paths)), key=lambda index: (-sizes_bytes[index], _natural(paths[index]), index))
+    order = sorted(range(len(paths)), key=lambda index: (-sizes_bytes[index], natural(paths[index]), index))
     fragments: list[list[int]] = [[] for _ in range(count)]
     used_bytes = [0] * count
     for index in order:
@@ -39,7 +39,3 @@ def make_fragments(paths: Sequence[str], sizes_bytes: Sequence[int], count: int)
 def offset(fragment: int, count: int, every: int) -> int:
     """Returns after which step of every `every` a fragment is synchronised: those of all fragments are spread out."""
     return fragment * every // count
-
-
-def _natural(path: str) -> list[str | int]:
-    return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path)]

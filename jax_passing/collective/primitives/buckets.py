@@ -36,7 +36,7 @@ def make_buckets(leaves: Sequence[Leaf], bucket_bytes: int) -> list[list[int]]:
 
     Returns: indices into `leaves`, each exactly once; buckets in the order in which they are complete.
     """
-    order = sorted(range(len(leaves)), key=lambda index: (_natural(leaves[index].path), index), reverse=True)
+    order = sorted(range(len(leaves)), key=lambda index: (natural(leaves[index].path), index), reverse=True)
     closed: list[list[int]] = []
     open_buckets: dict[object, tuple[list[int], int]] = {}  # by dtype, with the bytes in it
     limits: dict[object, int] = {}
@@ -58,6 +58,6 @@ def make_buckets(leaves: Sequence[Leaf], bucket_bytes: int) -> list[list[int]]:
     return sorted(closed, key=lambda bucket: position[bucket[-1]])
 
 
-def _natural(path: str) -> list[str | int]:
-    """Text and numbers in turns, so that two keys can be compared."""
+def natural(path: str) -> list[str | int]:
+    """Returns text and numbers in turns, a key that sorts paths by their numbers, too."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"([0-9]+)", path)]
