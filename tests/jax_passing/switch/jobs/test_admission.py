@@ -241,15 +241,6 @@ def test_hosts_that_arent_alike_hear_of_it_all_in_all_racks(odd):
 
 
 @in_tree()
-async def test_all_racks_hear_of_a_host_of_another_protocol_version(tree, root, left, right):
-    ours, newer = messages.PROTOCOL_VERSION, messages.PROTOCOL_VERSION + 1
-    hosts = [await left.join(0, 2), await right.join(1, 2, protocol_version=newer)]
-    for host in hosts:
-        text = f"protocol version {ours}, rank 1 of job 'a' version {newer}. Upgrade jax_passing on the"
-        assert text in await host.refusal()
-
-
-@in_tree()
 async def test_a_rack_of_another_protocol_version(tree, root, left, right):
     rack = await root.connect()
     rack.send(messages.RackJoin(1, "a", "r", "far:1", 4242))

@@ -10,14 +10,6 @@ from support.switch.control import RecordingDataPlane, StillOutside, scenario
 from support.switch.control_trees import in_tree, rack_says
 
 
-@scenario()
-async def test_those_who_wait_hear_why_another_host_was_refused(switch):
-    waiting = await switch.join(0, join_deadline_s=3.0)
-    await switch.has(0)
-    await (await switch.join(1, switches=("x", "y"))).refusal()
-    assert "One host was refused: Rank 1 lists 2 switches" in await waiting.refusal()
-
-
 def test_missing_ranks_are_named_at_the_join_deadline(caplog):
     caplog.set_level("WARNING", logger="jax_passing.switch")
 

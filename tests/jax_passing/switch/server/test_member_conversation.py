@@ -4,12 +4,9 @@ import asyncio
 import contextlib
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.server import member_conversation
-from support.random_lines import lines
 from support.switch.control import join_of_version, scenario, until
 from support.switch.control_trees import in_tree, rack_says
 from support.switch.seats import met, seat
@@ -121,22 +118,6 @@ def test_the_log_says_why_a_connection_is_closed(caplog, monkeypatch, line, reas
         (record,) = caplog.records
         assert record.getMessage().startswith(f"closing the connection of {host}:{port}: {reason}")
         assert switch.plane.stats()["messages_malformed"] == 1
-
-    run()
-
-
-@settings(max_examples=40)
-@given(st.lists(lines, max_size=8), st.booleans())
-def test_random_lines_never_stop_the_switch(several, joined):
-    @scenario()
-    async def run(switch):
-        host = (await switch.job())[0][1] if joined else await switch.connect()
-        with contextlib.suppress(ConnectionError):
-            host.send(*several)
-            await host.writer.drain()
-        host.writer.close()
-        await switch.job(job="next")
-        assert switch.is_watched
 
     run()
 
