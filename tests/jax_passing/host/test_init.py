@@ -4,7 +4,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -18,9 +17,8 @@ from jax_passing.errors import ConfigError, JoinError, SwitchUnreachableError, U
 from jax_passing.host import init as init_module
 from jax_passing.host import session as sessions
 from jax_passing.host.stats import Stats
-from jax_passing.protocol import control_messages as messages
 from support.jax.sessions import total
-from support.switch.in_process import Member, SwitchThread, settings_of
+from support.switch.in_process import SwitchThread
 
 ONES = jnp.ones((2, 8))
 
@@ -110,21 +108,6 @@ def test_nobody_there():
     assert sessions.current() is None
 
 
-def test_somebody_else_there():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer():
-            connection, _ = server.accept()
-            with connection:
-                connection.sendall(b"220 mail ready\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(SwitchUnreachableError, match="no jax_passing switch"):
-            jax_passing.init("{}:{}".format(*server.getsockname()), rank=0, world_size=2)
-        thread.join()
-
-
 def test_the_switch_may_come_later():
     with socket.create_server(("127.0.0.1", 0)) as free:
         host, port = free.getsockname()
@@ -133,33 +116,6 @@ def test_the_switch_may_come_later():
         with jax_passing.init(f"{host}:{port}", rank=0, world_size=1, join_deadline_s=20):
             pass
         late.result().stop()
-
-
-def test_hosts_that_arent_alike_hear_of_it_all_at_once(running):
-    settings = settings_of(running, 1, axis_name=("d", "i"))
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(Member, settings, len(jax.local_devices()))
-        text = "Rank 1 of job 'test' has axis_name 'd,i', rank 0 has d. All hosts .* JAX_PASSING_AXIS_NAME"
-        with pytest.raises(JoinError, match=text):
-            jax_passing.init(running.address, rank=0, world_size=2, axis_name="d")
-        with pytest.raises(JoinError, match=text):
-            joining.result()
-
-
-@pytest.mark.parametrize(("version", "older"), [(1, "the switch"), (99, "that host")])
-def test_a_switch_of_another_protocol_version_that_hangs_up(version, older):
-    """It doesn't understand our join: the former version's switch did so."""
-
-    def serve(server):
-        connection, _ = server.accept()
-        with connection:
-            connection.sendall(messages.encode(messages.Hello(version, "", 9, "old")))
-            connection.recv(65536)
-
-    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
-        pool.submit(serve, server)
-        with pytest.raises(JoinError, match=f"protocol version {version}, .*Upgrade jax_passing on {older}:"):
-            jax_passing.init("{}:{}".format(*server.getsockname()), rank=0, world_size=2)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ import pytest
 
 import jax_passing
 from jax_passing.config import address_text, parse_address
-from jax_passing.errors import ConfigError, DeadlineExceededError, JoinError, SwitchLostError, SwitchUnreachableError
+from jax_passing.errors import ConfigError, JoinError, SwitchUnreachableError
 from jax_passing.host import session as sessions
 from jax_passing.host.control import contact, membership
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from support.host.stalls import Stall
-from support.jax.sessions import init_beside, total
-from support.switch.in_process import Member, SwitchThread, members, settings_of, until
+from support.jax.sessions import total
+from support.switch.in_process import SwitchThread, members, until
 
 ONES = jnp.ones((2, 8))
 
@@ -90,27 +90,6 @@ def test_one_that_takes_whole_chunks_gets_no_others(start, monkeypatch):
 # Joining.
 
 
-@pytest.mark.parametrize(
-    ("order", "message"),
-    [
-        ((1, 0, 2), "Ranks 1 and 0 differ in the switches that they list as number 1, 2"),
-        ((0, 1), "Rank 1 lists 2 switches, rank 0 lists 3"),
-    ],
-)
-def test_hosts_that_list_other_switches_are_told(three, order, message, caplog):
-    caplog.set_level("INFO", logger="jax_passing.switch")
-    with ThreadPoolExecutor(1) as pool:
-        settings = settings_of(three, 0, join_deadline_s=3)
-        waiting = pool.submit(Member, settings)
-        until(lambda: caplog.text.count("rank 0 of 2 joined") == 3)
-        addresses = tuple(settings.switch[index] for index in order)
-        with pytest.raises(JoinError, match=message):
-            Member(settings_of(three, 1, switch=addresses))
-        assert isinstance(waiting.exception(), JoinError)
-    for member in members(three):  # they can be joined again
-        member.close()
-
-
 def test_a_failed_join_leaves_no_thread_behind(three):
     before = set(threading.enumerate())  # of another test, a thread may end a little later
     with pytest.raises(JoinError):
@@ -154,20 +133,6 @@ def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch
 # Failing.
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_lost_switch_is_named_at_once(three, lost):
-    session, other = init_beside(three)
-    pending = total(ONES)
-    three.each[lost].stop()
-    until(lambda: session.error and other.failure)
-    assert isinstance(session.error, SwitchLostError)
-    with pytest.raises(SwitchLostError):
-        session.shutdown()
-        raise session.error
-    del pending
-    other.close()
-
-
 def test_a_broken_connection_names_the_switch(three):
     several = members(three)
     several[1].lose_switch(2)
@@ -208,17 +173,6 @@ def test_a_host_tells_the_other_switches_why_it_hangs_up(three, monkeypatch):
     assert all(message.kind == "DeadlineExceededError" and message.ranks == (1,) for message in fails.values())
     for member in (first, second):
         member.close()
-
-
-def test_a_stall_names_the_switch_of_its_slot(three, caplog):
-    session, other = init_beside(three, warn_s=0.3, deadline_s=3.0)
-    with pytest.raises(DeadlineExceededError) as caught, session:
-        total(ONES).block_until_ready()
-    assert f"slot 0, version 0, sequence 0 of {three.each[0].address}" in str(caught.value)
-    assert "Missing: rank 1." in str(caught.value)
-    assert f"of {three.each[0].address}" in caplog.text
-    until(lambda: other.failure)
-    other.close()
 
 
 def test_questions_go_to_the_switch_of_the_slot(three):
