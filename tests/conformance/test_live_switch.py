@@ -13,7 +13,6 @@ from jax_passing.conformance.exchanges.model import Limits
 from jax_passing.conformance.live import parent_role
 from jax_passing.conformance.live.suite import LiveSwitch
 from jax_passing.conformance.switch_under_test import UntestableError
-from jax_passing.errors import ConfigError
 from support.switch.in_process import SwitchThread
 from support.switch.live_suite import KEY, failures
 from support.switch.model_switch import ModelSwitch
@@ -118,20 +117,6 @@ def test_command_prints_a_table(monkeypatch):
     assert result.exit_code == 0, result.output
     assert "seed 42" in result.output
     assert ", 0 failed, " in result.output
-
-
-@pytest.mark.parametrize(
-    ("flags", "text"),
-    [
-        (["--switch", "here"], "expected HOST:PORT"),
-        (["--switch", "here:0"], "with a port from 1 to"),
-        (["--switch", "here:7171", "--as-parent", "there:0"], "with a port from 1 to"),
-    ],
-)
-def test_command_says_what_is_wrong_with_an_address(flags, text):
-    result = CliRunner().invoke(cli.app, ["conformance", *flags])
-    assert isinstance(result.exception, ConfigError)
-    assert text in str(result.exception)
 
 
 @pytest.mark.parametrize(

@@ -137,28 +137,3 @@ def test_types_under_check_vma_are_those_of_lax():
         return x
 
     on_mesh(f, check_vma=True)(jnp.ones((16, 2)))
-
-
-def test_pmap():
-    x = numbers("float32", (4, 4, 3))
-    for ours, theirs in (
-        (lambda x: jax_passing.all_gather(x, "i"), lambda x: jax.lax.all_gather(x, "i")),
-        (lambda x: jax_passing.pmax(x, "i"), lambda x: jax.lax.pmax(x, "i")),
-        (lambda x: jax_passing.psum_scatter(x, "i"), lambda x: jax.lax.psum_scatter(x, "i")),
-    ):
-        results = [jax.pmap(f, axis_name="i", devices=jax.devices()[:4])(x) for f in (ours, theirs)]
-        np.testing.assert_allclose(*results, rtol=1e-6)
-
-
-def test_without_jit(check_vma):
-    x = numbers("float32", (4, 3))
-    mesh = jax.make_mesh((4,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
-    for ours, theirs in (
-        (lambda x: jax_passing.all_gather(x, "d"), lambda x: jax.lax.all_gather(x, "d")),
-        (lambda x: jax_passing.broadcast(x, "d", root=2)[None], lambda x: jax.lax.all_gather(x, "d")[2][None]),
-    ):
-        results = [
-            jax.shard_map(f, mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=check_vma)(x)
-            for f in (ours, theirs)
-        ]
-        same_bits(*results)

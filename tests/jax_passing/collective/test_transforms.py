@@ -72,12 +72,6 @@ def test_jaxpr_shows_the_primitive(check_vma):
     assert jaxpr.count("passing_psum") == 1
 
 
-def test_without_jit(check_vma):
-    for psum in PSUMS:
-        result = sharded(lambda x, psum=psum: psum(x, "d"), mesh_of(8), out_specs=P(), check_vma=check_vma)(X)
-        np.testing.assert_array_equal(result, X.sum(0, keepdims=True))
-
-
 def test_derivative_of_some_leaves_only(check_vma):
     def make(psum):
         def f(x, y):
@@ -92,16 +86,6 @@ def test_derivative_of_some_leaves_only(check_vma):
 
     same(make, X, X + 1)
     same(make_single, X)
-
-
-def test_vmap_over_columns(check_vma):
-    def make(psum):
-        def inside(x):
-            return jax.vmap(lambda column: psum(column, "d"), in_axes=1, out_axes=1)(x)
-
-        return sharded(inside, mesh_of(8), check_vma=check_vma, out_specs=P())
-
-    same(make, X)
 
 
 def test_vmap_axis_name():
@@ -147,21 +131,6 @@ def test_no_sum_is_hoisted_out_of_its_loop():
     entry = text[text.index("ENTRY") :]
     assert text.count('custom_call_target="passing_psum"') == 2
     assert entry.count('custom_call_target="passing_psum"') == 1
-
-
-def test_inner_jit_called_many_times():
-    @jax.jit
-    def inner(x):
-        return jax_passing.psum(x, "d") * 0.5 + jax_passing.psum(x * x, "d")
-
-    def inside(x):
-        return [inner(x + i) for i in range(50)]
-
-    f = jax.jit(sharded(inside, mesh_of(4), out_specs=P(), check_vma=False))
-    for step in range(3):
-        for i, total in enumerate(f(X[:4] + step)):
-            y = X[:4] + step + i
-            np.testing.assert_array_equal(total, (y * 0.5).sum(0, keepdims=True) + (y * y).sum(0, keepdims=True))
 
 
 def test_many_sums_in_a_scan():

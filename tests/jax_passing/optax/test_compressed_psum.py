@@ -9,7 +9,6 @@ from flax import nnx
 from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
-import jax_passing
 from jax_passing.errors import ConfigError, UnvaryingInputError, UsageError
 from jax_passing.optax import compressed_psum, powersgd, restart, set_to_zero
 from jax_passing.optax.residuals import Residuals
@@ -253,7 +252,3 @@ def test_pmap():
         mean = jax.tree.map(lambda leaf, i=device: leaf[i], means)
         assert difference(mean, jax.tree.map(lambda mean: mean + 1, exact_mean(0, DEVICES))) < ROUNDING
     assert largest(state) == 0
-
-
-def test_it_is_public():
-    assert jax_passing.optax.compressed_psum is compressed_psum
