@@ -30,11 +30,12 @@ from jax.sharding import PartitionSpec as P
 from sklearn.datasets import load_digits
 
 import jax_passing
-from jax_passing.errors import DeadlineExceededError, HostJoinedError, HostLostError, SwitchLostError, translate
+from jax_passing.errors import InterruptionError, translate
 
 SHARE = 32  # examples of each host in a step: so programs keep their shapes in worlds of any size
 HIDDEN, RATE, MOMENTUM = 128, 0.1, 0.9
 STEPS_MAX = 4096
+PATIENCE_S = 600.0  # without a step
 
 
 class State(NamedTuple):
@@ -72,6 +73,7 @@ class Training:
         """`step_s`: a step takes at least so long."""
         self.step_s = step_s
         self.waits_since: float | None = None  # for the first step since it began, or was interrupted
+        self.stepped = time.monotonic()  # the last time
         digits = load_digits()
         self.images, self.labels = digits.images.reshape(-1, 64).astype(np.float32) / 16, digits.target.astype(np.int32)
         self.checkpoints = checkpoints
@@ -127,10 +129,14 @@ class Training:
             text = f"{session.world_size} hosts go on from step {session.step}"
             print(f"{text}, the next one done after {time.monotonic() - self.waits_since:.2f} s", flush=True)
             self.waits_since = None
-        time.sleep(max(0.0, self.step_s - (time.monotonic() - began)))
+        self.stepped = time.monotonic()
+        time.sleep(max(0.0, self.step_s - (self.stepped - began)))
 
     def interrupted(self, error):
+        """Raises the error again if there was no step for so long that nobody can be expected to come any more."""
         self.waits_since = time.monotonic()
+        if self.waits_since - self.stepped > PATIENCE_S:
+            raise error
         print(f"after step {self.completed}: {type(error).__name__}: {error}", flush=True)
 
 
@@ -160,16 +166,19 @@ class Checkpoints:
 
 def train(session, training, steps):
     """Whatever happens to other hosts and to the switch."""
+    is_interrupted = False
     while True:
         try:
             with translate():
+                if is_interrupted:
+                    session.rejoin(training.completed)
                 training.agree(session)
                 while training.completed < steps:
                     training.step(session)
             return
-        except (HostLostError, HostJoinedError, SwitchLostError, DeadlineExceededError) as error:
+        except InterruptionError as error:
+            is_interrupted = True
             training.interrupted(error)
-        session.rejoin(training.completed)
 
 
 def train_in_order(training, schedule, rank):

@@ -21,7 +21,12 @@ class UsageError(PassingError, ValueError, TypeError):
     with a handle that was used, for a dtype, a gradient, a model or a pipeline that can't be."""
 
 
-class SwitchUnreachableError(PassingError):
+class InterruptionError(PassingError):
+    """An elastic session was interrupted, by no fault of this host, and goes on by `session.rejoin`. Other errors are
+    final: what raised them would raise them again."""
+
+
+class SwitchUnreachableError(InterruptionError):
     """No jax_passing switch answered at the configured address."""
 
 
@@ -33,15 +38,19 @@ class AuthenticationError(JoinError):
     """A host and a switch don't have the same key: one of them has none, or that of another job."""
 
 
-class NoSlotsError(JoinError):
+class NoSlotsError(JoinError, InterruptionError):
     """All slots of the switch are taken. If there is a standby, sums go there instead."""
 
 
-class SwitchLostError(PassingError):
+class TooFewHostsError(JoinError, InterruptionError):
+    """Too few hosts of a job that meet came in time."""
+
+
+class SwitchLostError(InterruptionError):
     """The switch closed the connection, died, or fell silent."""
 
 
-class HostLostError(PassingError):
+class HostLostError(InterruptionError):
     """Other hosts died, fell silent, or left. `ranks` names them."""
 
     def __init__(self, message: str, ranks: Sequence[int] = ()):
@@ -53,11 +62,11 @@ class RankZeroError(PassingError):
     """The function that rank 0 ran in `on_rank_zero` raised an exception. The session continues."""
 
 
-class HostJoinedError(PassingError):
+class HostJoinedError(InterruptionError):
     """A host wants to join an elastic session: call `session.rejoin`, so that all hosts meet again."""
 
 
-class DeadlineExceededError(PassingError):
+class DeadlineExceededError(InterruptionError):
     """A sum made no progress for `deadline_s`."""
 
 
@@ -147,7 +156,12 @@ class Failure:
 
     kind: str  # the name of an exception of this module
     message: str
-    ranks: tuple[int, ...] = ()  # the lost ones, for HostLostError
+    ranks: tuple[int, ...] = ()  # those that are lost, or that alone can't go on
+
+    @property
+    def is_interruption(self) -> bool:
+        """Says whether an elastic session goes on after it."""
+        return issubclass(_BY_KIND.get(self.kind, PassingError), InterruptionError)
 
     def exception(self) -> PassingError:
         """Makes a new exception each time: an exception that is raised twice would collect both tracebacks."""

@@ -121,19 +121,17 @@ class Session:
         """Meets the other hosts of an elastic session when a sum has failed, and joins a new epoch with them.
 
         Those that are left go on, with newcomers in the place of those that are lost: `rank`, `world_size`, `survivors`
-        and `epoch` are new. Programs that are compiled stay as they are. Waits for at most four times
-        `join_deadline_s`.
+        and `epoch` are new. Compiled programs stay as they are. Waits for at most four times `join_deadline_s`.
 
         Args:
-          step: the last step that this host completed, if it still has the states after it and after the one before;
-            None if it has none, as a newcomer to whom nobody has given it yet.
+          step: the last one that this host completed, if it has the states after it and before; None: it has none.
 
         Returns: The last step that all survivors completed, from which all go on; None if nobody has any state.
 
         Raises:
           ConfigError: the session isn't elastic.
-          JoinError: fewer than `world_size_min` hosts came.
-          SwitchUnreachableError: neither the switch nor a standby can be reached.
+          InterruptionError: too few hosts came (TooFewHostsError), or no switch can be reached. Call it again.
+          ProgramMismatchError: this host's program isn't that of the others, which go on without it.
           UsageError: the session is shut down, or another thread called `init`.
           ClosedError: the session is shut down meanwhile, by another thread or a handler of signals.
           PassingError: this process was forked after `init`.
@@ -145,6 +143,8 @@ class Session:
             return step
         text = f"Rank {self.rank} of job {self.settings.job!r}, epoch {self.epoch}, called session.rejoin: so do all."
         failure = self._failure or Failure(HostJoinedError.__name__, text)
+        if not failure.is_interruption and self.rank in failure.ranks:
+            raise failure.exception()  # the others go on without this host
         if self._ranks is not None:
             self._sums_before += self._ranks.stats()["sums_started"]
             self._control.fail(self._ranks, failure)

@@ -9,7 +9,7 @@ from importlib import metadata
 from jax_passing.config import Settings, address_text
 from jax_passing.errors import names
 
-DEVICES = "devices"
+DEVICES, SWITCHES = "devices", "switches"
 HASH_SEED = "PYTHONHASHSEED"
 PROTOCOL = "protocol version"  # of a host whose version isn't the switch's: its other facts mean nothing here
 _PACKAGES = {"jax": "jax", "jaxlib": "jaxlib", "jax_passing": "jax-passing"}
@@ -25,6 +25,7 @@ _ADVICE = {
     "CPUs alone if others have GPUs or TPUs, which compare nothing)",
     HASH_SEED: "set the same on all of them, or none",
     DEVICES: "give each as many devices (JAX_NUM_CPU_DEVICES)",
+    SWITCHES: "list equally many (JAX_PASSING_SWITCH)",
     **dict.fromkeys(_PACKAGES, _SAME_VERSIONS),
 }
 _SHOWN_MAX = 4  # values of one fact
@@ -42,6 +43,7 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
         "check_sums": {None: "", True: "true", False: "false"}[settings.check_sums],
         "check_equal": str(settings.check_equal).lower(),
         DEVICES: str(device_count or ""),
+        SWITCHES: str(len(settings.switch or ())) if len(settings.switch or ()) > 1 else "",
         "world_size_min": str(settings.world_size_min or ""),
         "standby": ",".join(address_text(*address) for address in settings.standby)[:_FACT_CHARACTERS_MAX],
         HASH_SEED: hash_seed(),
@@ -70,7 +72,7 @@ def _shown(fact: str, value: str, with_name: bool) -> str:
     plain = value if re.fullmatch(r"[\w.+-]+", value) else repr(value)
     if not with_name:
         return plain
-    return f"{plain} {fact}" if fact == DEVICES else f"{fact} {plain}"
+    return f"{plain} {fact}" if fact in (DEVICES, SWITCHES) else f"{fact} {plain}"
 
 
 def differences(job: str, by_rank: Mapping[int, Mapping[str, str]]) -> str:
@@ -94,6 +96,23 @@ def differences(job: str, by_rank: Mapping[int, Mapping[str, str]]) -> str:
         advice[_ADVICE.get(fact, _SAME_VERSIONS)] = None
         if sum(map(len, sentences)) > _TEXT_MAX:
             break  # strangers may have as many facts as they like, and each takes a look at all ranks
+    return _with_advice(sentences, advice)
+
+
+def difference_of_newcomer(job: str, own: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """Says in what a newcomer isn't like the hosts that run the job, which are alike; empty if it is."""
+    sentences: list[str] = []
+    advice: dict[str, None] = {}
+    for fact in sorted(own.keys() | theirs.keys()):
+        if own.get(fact, "") == theirs.get(fact, ""):
+            continue
+        has = f"This host has {_shown(fact, own.get(fact, ''), True)}"
+        sentences.append(f"{has}, the hosts that run job {job!r} have {_shown(fact, theirs.get(fact, ''), False)}.")
+        advice[_ADVICE.get(fact, _SAME_VERSIONS)] = None
+    return _with_advice(sentences, advice)
+
+
+def _with_advice(sentences: list[str], advice: Mapping[str, None]) -> str:
     if not sentences:
         return ""
     this = "this" if len(sentences) == 1 else "these"

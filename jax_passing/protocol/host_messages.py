@@ -17,6 +17,7 @@ from jax_passing.protocol.message_fields import (
     Name,
     Nonce,
     Port,
+    Rank,
     RankSet,
     Secret,
     SlotCount,
@@ -28,11 +29,13 @@ from jax_passing.protocol.packet import WORKERS_MAX
 class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     """A host says this first. `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on
     all hosts, by name; one that isn't there is empty. `lease_s`: how long it may be silent, and the switch as well,
-    unless the switch's own lease is shorter."""
+    unless the switch's own lease is shorter. `started_as`: the rank that its launcher gave it, if its session is
+    elastic: people know it by that."""
 
     link_gbit: Gbit | None = None
     alike: Facts = msgspec.field(default_factory=dict)
     lease_s: LeaseSeconds = LEASE_S
+    started_as: Rank | None = None
 
 
 class GroupOffer(Message, frozen=True):
@@ -124,7 +127,7 @@ class SlotState(Message, frozen=True):
 
     `complete`: the result is here. `trouble`: between which switches it is stuck, if so; of an empty one, why the
     switch knows nothing of it. To a host that waits to join, or to meet the others, only `trouble` says anything: for
-    whom.
+    whom. `who`: the missing ranks, for people, if their hosts are known.
     """
 
     left: RankSet
@@ -133,6 +136,7 @@ class SlotState(Message, frozen=True):
     complete: bool = False
     missing: RankSet = ()
     trouble: Text = ""
+    who: Text = ""
 
 
 class CountersQuery(Message, frozen=True):
@@ -159,10 +163,12 @@ class Leave(Message, frozen=True):
 
 class Left(Message, frozen=True):
     """A switch says that there will be no more sums of these ranks: to other switches each time, to its hosts when the
-    first rank leaves. `sums`: as many were completed by each rank that has left, and so by all. More there won't be."""
+    first rank leaves. `sums`: as many were completed by each rank that has left, and so by all. More there won't be.
+    `who`: these ranks, for people, if their hosts are known."""
 
     ranks: RankSet
     sums: Count | None = None
+    who: Text = ""
 
 
 class Bye(Message, frozen=True):

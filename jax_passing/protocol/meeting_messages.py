@@ -2,11 +2,12 @@
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from jax_passing.config import LEASE_S, RANKS_MAX, LeaseSeconds, Seconds
 from jax_passing.protocol.all_versions import Message
-from jax_passing.protocol.message_fields import MeetingId, Name, Rank, Version
+from jax_passing.protocol.message_fields import Facts, MeetingId, Name, Rank, Version
 
 
 class Meet(Message, frozen=True):
@@ -21,8 +22,8 @@ class Meet(Message, frozen=True):
     doesn't know to be lost. `world_size`: how many hosts the job wants, `world_size_min`: the fewest.
     `quorum`: how many of that meeting must be here, lest others of them meet somewhere else. `wait_s`: how long it
     waits for more than the hosts that must be waited for, `deadline_s`: in all. `aside`: it waits at a switch that goes
-    before this one, too, and would rather meet there. `lease_s`: as in Join. `rehearses`: it hasn't compiled its
-    programs yet, and does so by itself if the job runs without it.
+    before this one, too, and would rather meet there. `rehearses`: it hasn't compiled its programs yet, and does so by
+    itself if the job runs without it. `started_as`: the rank that its launcher gave it. `lease_s`, `alike`: as in Join.
     """
 
     protocol_version: Version
@@ -40,6 +41,8 @@ class Meet(Message, frozen=True):
     aside: bool = False
     lease_s: LeaseSeconds = LEASE_S
     rehearses: bool = False
+    started_as: Rank | None = None
+    alike: Facts = msgspec.field(default_factory=dict)
 
 
 class Rehearse(Message, frozen=True):

@@ -24,7 +24,7 @@ class RankJoin(Message, frozen=True):
     `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
     waits for the others. `slot_count`, `lanes_per_chunk` (exactly this number with `whole_chunks`), `link_gbit`,
     `switch_link_gbit`: the least on its way. `tagged`: all switches on it have keys, and can tag packets. `path`: the
-    instances of the switches on it.
+    instances of the switches on it. `started_as`: as the host said.
     """
 
     rank: Rank
@@ -42,6 +42,7 @@ class RankJoin(Message, frozen=True):
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
     tagged: bool = False
+    started_as: Rank | None = None
 
 
 class RankGone(Message, frozen=True):

@@ -46,3 +46,30 @@ def packetless_world(seed):
 
 def packetless_switch(world, number):
     return SwitchMachine(world, number, lambda _: PacketlessDataPlane(world), slots_per_job=256)
+
+
+class NoSocket:
+    port = 1000
+
+    def join_group(self, offer, on_heard):
+        raise OSError("no such device")
+
+    def leave_group(self): ...
+
+    def close(self): ...
+
+
+class NoTransport:
+    def __init__(self, host):
+        self._host = host
+
+    def fail(self, kind, message):
+        self._host.on_failed()
+
+    def failure(self):
+        return None
+
+    def stats(self):
+        return {"sums_started": self._host.sums_started}
+
+    def close(self): ...

@@ -130,6 +130,18 @@ def _takes_who_must_compile() -> None:
     Meeting._ready = lambda self, waiting: None
 
 
+def _compares_no_newcomer() -> None:
+    from jax_passing.switch.meetings.meetings import Meeting
+
+    Meeting._refuse_unlike = lambda self, epoch_stands: None
+
+
+def _blames_all() -> None:
+    from jax_passing.host.control import blame
+
+    blame.as_found = lambda failure, rank, context: failure
+
+
 IN_PYTHON: dict[str, Callable[[], None]] = {
     "an epoch's number twice": _never_counts_epochs,
     "a rack's leave is lost": _loses_leaves,
@@ -149,6 +161,8 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
 IN_TRAININGS: dict[str, Callable[[], None]] = {
     "a meeting waits for hosts that compile": _waits_for_rehearsals,
     "a meeting takes hosts that have to compile": _takes_who_must_compile,
+    "a newcomer isn't compared with those that run the job": _compares_no_newcomer,
+    "a newcomer's program is everybody's fault": _blames_all,
 }
 """The elastic trainings find these."""
 

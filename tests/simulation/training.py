@@ -5,14 +5,21 @@ failure before. What a host has computed is a chain of hashes: equal only if the
 """
 
 from collections import Counter
+from types import SimpleNamespace
 
 from jax_passing.config import Settings
+from jax_passing.errors import InterruptionError
 from jax_passing.host.control.joining import Joining, Rehearsal
-from simulation.packetless import packetless_switch, packetless_world
+from simulation.packetless import NoSocket, NoTransport, packetless_switch, packetless_world
 from simulation.runner import what_was_raised
 from simulation.world import Machine, Process, ViolationError
 
 STEPS = 12
+PATIENCE_S = 300.0
+PROGRAMS = [  # the second one's has a comment line more in its script
+    SimpleNamespace(name="step", devices="0", fingerprint="", identities=[f'{{"place":["train.py:{line} in step"]}}'])
+    for line in (41, 42)
+]
 STRAGGLES_MAX_S = 30.0
 DEADLINE_S = 60.0
 LIMIT_S = 1200.0
@@ -50,33 +57,6 @@ class TrainingProcess(Process):
         return NoTransport(self._host)
 
 
-class NoSocket:
-    port = 1000
-
-    def join_group(self, offer, on_heard):
-        raise OSError("no such device")
-
-    def leave_group(self): ...
-
-    def close(self): ...
-
-
-class NoTransport:
-    def __init__(self, host):
-        self._host = host
-
-    def fail(self, kind, message):
-        self._host.on_failed()
-
-    def failure(self):
-        return None
-
-    def stats(self):
-        return {"sums_started": self._host.sums_started}
-
-    def close(self): ...
-
-
 class Host:
     """One process.
 
@@ -87,8 +67,9 @@ class Host:
       new_in: the meeting in which it was a newcomer; None until then.
     """
 
-    def __init__(self, training, number, rank):
-        self.training, self.world, self.number = training, training.world, number
+    def __init__(self, training, number, rank, wrong=""):
+        """`wrong`: in what it isn't like the others: in its "wire", its "program", or as it doesn't "meet" them."""
+        self.training, self.world, self.number, self.wrong = training, training.world, number, wrong
         self.process = TrainingProcess(self)
         first, *standby = (switch.address for switch in training.switches)
         settings = Settings(
@@ -97,13 +78,15 @@ class Host:
             job="training",
             rank=rank,
             world_size=training.wanted,
-            world_size_min=training.least,
+            world_size_min=None if wrong == "meet" else training.least,
             join_deadline_s=DEADLINE_S,
+            wire_dtype="int8" if wrong == "wire" else "full",
         )
         self.joining, self.ranks, self.rank = Joining(self.process, settings), None, rank
         self.step, self.value, self.before = None, None, None
         self.phase, self.end, self.epoch, self.sums_started = "new", None, None, 0
         self.has_compiled, self.new_in, self.met_s, self.ended_s = False, None, 0.0, 0.0
+        self.lost, self.has_been_right = (), False
         self.meet(())
 
     @property
@@ -136,13 +119,27 @@ class Host:
         self.joining.join(self.step, lost, self.on_joined, self.on_not_joined, rehearses=not self.has_compiled)
 
     def on_not_joined(self, error):
-        self.leave(f"refused: {error}")
+        self.check_passes(isinstance(error, InterruptionError), error)
+        if self.wrong == "wire" and self.met is not None and self.met.survivors:
+            raise ViolationError(f"host {self.number} has another wire, and those that run have met with it")
+        if self.step is not None and self.world.now() < self.interrupted_s + PATIENCE_S:
+            self.meet(self.lost)
+        else:
+            self.leave(f"refused: {error}")
+
+    def check_passes(self, passes, why):
+        """A host that has the state isn't like a newcomer: nobody else's mistake ends it."""
+        if self.step is not None and self.has_been_right and not passes:
+            raise ViolationError(f"host {self.number} has step {self.step}, and is ended by: {why}")
 
     def on_joined(self, joined):
         if isinstance(joined, Rehearsal):
             assert joined.rank == joined.world_size - 1 > 0
             self.phase = "rehearsing"
             self.compile(lambda: self.meet(()))
+            return
+        if self.met is None:
+            self.leave("alone")  # with others that meet nobody: a job of their own
             return
         self.phase, self.ranks, self.rank, self.sums_started = "running", joined.ranks, joined.rank, 0
         assert joined.world_size >= self.training.least
@@ -154,6 +151,9 @@ class Host:
             if self.step != joined.step:
                 self.step, self.value = self.before  # it was one step ahead
         self.epoch = joined.ranks.host.shards[0].hello.instance, joined.ranks.host.epoch
+        if self.wrong == "wire" and joined.survivors:
+            raise ViolationError(f"host {self.number} has another wire than those that it joins")
+        joined.ranks.host.program(PROGRAMS[self.wrong == "program"])
         if joined.survivors < joined.world_size:
             state = (0, 0) if self.step is None else (self.step, self.value)
             epoch = self.epoch
@@ -195,6 +195,7 @@ class Host:
         self.training.give(self, self.step, (self.step, self.value), self.on_sum)
 
     def on_sum(self, parts):
+        self.has_been_right = True
         assert len({*parts.values()}) == 1, f"hosts of one epoch differ: {parts}"
         self.before = self.step, self.value
         self.step, self.value = self.step + 1, hash((self.value, len(parts)))
@@ -206,8 +207,12 @@ class Host:
 
     def on_failed(self):
         failure = self.ranks.failure
+        self.check_passes(failure.is_interruption, failure)
         self.training.failures.append((self.world.now(), failure.kind))
-        self.phase = "failed"
+        self.phase, self.lost, self.interrupted_s = "failed", failure.ranks, self.world.now()
+        if not failure.is_interruption:
+            self.later(0.0, lambda: self.leave(f"refused: {failure.message}"))
+            return
         # The thread that trains notices when it next sums.
         self.later(self.world.random.expovariate(1 / 0.3), lambda: self.meet(failure.ranks))
 
@@ -232,14 +237,14 @@ class Training:
         for rank in range(hosts):
             self.world.call_later(self.world.random.uniform(0, 1), lambda rank=rank: self.start(rank))
 
-    def start(self, rank):
-        self.hosts.append(Host(self, self._next, rank))
+    def start(self, rank, wrong=""):
+        self.hosts.append(Host(self, self._next, rank, wrong))
         self._next += 1
 
     def give(self, host, step, part, done):
         """A host's part of one sum of its epoch."""
         host.sums_started += 1
-        members = self._sums.setdefault((host.epoch, step), {})
+        members = self._sums.setdefault((host.epoch, step, host.wrong == "program"), {})
         members[host.rank] = (host, part, done)
         if len(members) < host.met.world_size:
             return
@@ -271,6 +276,11 @@ class Training:
         """The network between a host and a switch, which is given by its index, breaks."""
         self.is_calm = False
         host.process.cut(self.switches[switch].address[0], for_s)
+
+    @property
+    def has_state(self):
+        """Says whether a host that is like the others has the state, so that it is known who is right."""
+        return any(host.end is None and not host.wrong and host.step is not None for host in self.hosts)
 
     def alive(self):
         return [host for host in self.hosts if host.end is None]
@@ -305,6 +315,8 @@ def strike(training):
     random, alive = training.world.random, training.alive()
     if not alive:
         return
+    if training.has_state and random.random() < 0.3:
+        training.start(random.randrange(training.wanted), random.choice(["wire", "program", "meet"]))
     host, what = random.choice(alive), random.random()
     if what < 0.5:
         host.die()

@@ -8,6 +8,7 @@ from typing import Any
 
 from jax_passing.config import Settings
 from jax_passing.host.control.outside import HostOutside
+from jax_passing.protocol import control_messages as messages
 
 
 class Events:
@@ -42,6 +43,8 @@ class HostContext:
       events: take what happens.
       key: the job's, if it has one.
       device_count: the devices of this host; all hosts must have as many. 0: they aren't compared.
+      met: what the hosts of an elastic session have agreed on before they join; None in any other session.
+      started_as: the rank that the launcher gave this host of an elastic session.
     """
 
     outside: HostOutside
@@ -49,11 +52,22 @@ class HostContext:
     events: Events
     key: bytes | None = None
     device_count: int = 0
+    met: messages.Met | None = None
+    started_as: int | None = None
 
     @property
     def job(self) -> str:
         assert self.settings.job is not None  # there is a switch
         return self.settings.job
+
+    @property
+    def newcomers(self) -> range:
+        """Returns the ranks of hosts that have come to those that run the job. At a first meeting nobody runs it."""
+        met = self.met
+        if met is None or not met.survivors:
+            return range(0)
+        ranks_each = self.settings.world_size // met.world_size  # more than 1 where devices have ranks
+        return range(met.survivors * ranks_each, self.settings.world_size)
 
     def replace(self, **changes: Any) -> "HostContext":
         """Returns the same with these settings changed."""

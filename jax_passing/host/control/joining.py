@@ -1,18 +1,32 @@
 """A session joins its job: with the hosts that it has met before, where it is elastic or has a standby. This does no
 I/O."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jax_passing.config import Settings
-from jax_passing.errors import HostLostError, NoSlotsError, PassingError, SwitchLostError, SwitchUnreachableError
+from jax_passing.errors import (
+    AuthenticationError,
+    HostLostError,
+    InterruptionError,
+    JoinError,
+    NoSlotsError,
+    PassingError,
+    SwitchLostError,
+    SwitchUnreachableError,
+    TooFewHostsError,
+)
+from jax_passing.host.control import blame
+from jax_passing.host.control.contact import RETRY_S
 from jax_passing.host.control.context import Events, HostContext
 from jax_passing.host.control.meeting import Meeting, Met, NotMet, Rehearses
 from jax_passing.host.control.membership import MemberEvent
 from jax_passing.host.control.outside import HostOutside
 from jax_passing.host.control.ranks import Ranks, device_ranks
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.outside import Timer
 
 log = logging.getLogger("jax_passing")
 
@@ -49,6 +63,7 @@ class Joining:
         self._meeting = Meeting(self._context) if meets else None
         self._ranks: Ranks | None = None  # of the last join, or on their way
         self._is_over = False
+        self._retry: Timer | None = None
 
     @property
     def met(self) -> messages.Met | None:
@@ -120,14 +135,11 @@ class Joining:
             if rank >= met.survivors:
                 self._step = None  # what it has is of another time
         self._point = point
-        self._join(
-            self._context.replace(
-                switch=meeting.points[point],
-                rank=rank,
-                world_size=world_size,
-                seed=_seed_after(met.step, settings.seed),
-            )
-        )
+        seed = _seed_after(met.step, settings.seed)
+        context = self._context.replace(switch=meeting.points[point], rank=rank, world_size=world_size, seed=seed)
+        if settings.world_size_min is not None:
+            context = dataclasses.replace(context, met=met, started_as=settings.rank)
+        self._join(context)
 
     def _on_rehearses(self, world_size: int) -> None:
         settings = self._context.replace(world_size=world_size).settings
@@ -152,19 +164,36 @@ class Joining:
         match error:
             case _ if self._meeting is None:
                 self._fail(error)
+            case AuthenticationError():
+                self._fail(error)
             case NoSlotsError() | SwitchUnreachableError() if len(self._points) > 1:
                 log.warning("%s Going to the standby.", error)
                 self._points.remove(self._point)
                 self._meet()
             case HostLostError() | SwitchLostError() if self._outside.now() < self._until:
-                log.warning("%s Meeting the other hosts again.", error)
+                log.warning("%s Meeting the other hosts again.", blame.to_go_on(str(error)))
                 self._meet()
+            case JoinError() if self._runs and self._outside.now() < self._until:
+                # Others are in the way, as by a rank that was taken. This host runs the job, and they don't.
+                log.warning("%s Meeting the other hosts again in %g s.", blame.to_go_on(str(error)), RETRY_S)
+                self._retry = self._outside.call_later(RETRY_S, self._meet)
+            case JoinError() if self._runs:
+                passes = isinstance(error, InterruptionError)
+                self._fail(error if passes else TooFewHostsError(blame.to_go_on(str(error))))
             case _:
                 self._fail(error)
+
+    @property
+    def _runs(self) -> bool:
+        """Says whether this host is one of those that run an elastic job, by what was agreed on last."""
+        met = self.met
+        return self._settings.world_size_min is not None and met is not None and met.rank < met.survivors
 
     def close(self) -> None:
         """Gives up the seat, if there is one, and the ranks. Bounded in time."""
         self._is_over = True
+        if self._retry is not None:
+            self._retry.cancel()
         if self._meeting is not None:
             self._meeting.close()
         if self._ranks is not None:

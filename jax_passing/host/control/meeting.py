@@ -13,6 +13,7 @@ from jax_passing.host.control.contact import Contact
 from jax_passing.host.control.context import HostContext
 from jax_passing.host.control.meeting_point import MeetingPoint, Switches
 from jax_passing.host.control.stalls import Wait
+from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.caller import CallEvent
 
@@ -134,6 +135,8 @@ class Meeting:
             aside=aside,
             lease_s=self.lease_s,
             rehearses=self._rehearses,
+            started_as=settings.rank,
+            alike=alike.facts(settings, self._context.device_count),
         )
 
     def tell_points(self) -> None:
@@ -167,6 +170,11 @@ class Meeting:
         self._end(index)
         log.info("met %d hosts of job %s: rank %d", met.world_size, self._context.job, met.rank)
         self._context.events.add(Met(index, met))
+
+    def refused(self, error: PassingError) -> None:
+        """Ends it: this host is refused, wherever it waits."""
+        self.close()
+        self._context.events.add(NotMet(error))
 
     def gave_up(self) -> None:
         errors = [error for index in self._open if (error := self._points[index].error) is not None]

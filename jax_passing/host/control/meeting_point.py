@@ -54,6 +54,7 @@ class MeetingOfPoint(Protocol):
         """Tells each meeting point whether this host waits at one that goes before it, once that is known."""
 
     def on_met(self, index: int, met: messages.Met) -> None: ...
+    def refused(self, error: PassingError) -> None: ...
 
     def on_rehearse(self, index: int, world_size: int) -> None: ...
     def gave_up(self) -> None: ...
@@ -203,6 +204,8 @@ class MeetingPoint:
                 if isinstance(error, SwitchUnreachableError):  # a rack's switch misses its parent
                     self.leave()
                     self._call_failed(error)
+                elif isinstance(error, ConfigError):
+                    self._meeting.refused(error)
                 else:
                     self._give_up(error)
             case _:

@@ -1,5 +1,6 @@
 """A host is a member of a job at its switches: it joins, hears and tells, fails, and leaves. This does no I/O."""
 
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from jax_passing.errors import (
     SwitchUnreachableError,
     failure_of,
 )
-from jax_passing.host.control import programs, stalls
+from jax_passing.host.control import blame, programs, stalls
 from jax_passing.host.control.contact import DEADLINE_GRACE_S, Redial
 from jax_passing.host.control.context import HostContext
 from jax_passing.host.control.outside import PacketSocket, Transport
@@ -364,6 +365,7 @@ class Membership:
             link_gbit=settings.link_gbit or shard.link_gbit,
             lease_s=settings.lease,
             alike=alike.facts(settings, self._context.device_count),
+            started_as=self._context.started_as,
         )
 
     def _not_joined(self, error: PassingError, source: Shard | None = None) -> None:
@@ -385,6 +387,7 @@ class Membership:
             epoch=self.epoch,
             switches=[shard.name for shard in self.shards],
             programs=self._ledger.waiting,
+            is_elastic=self._context.met is not None,
         )
         try:
             self.transport = self._start_transport(welcomes)
@@ -440,7 +443,8 @@ class Membership:
             case messages.Failed(kind, text, ranks):
                 # The host that missed a sum at its deadline doesn't know what this one waits for instead.
                 also = self._ledger.waiting() if kind == DeadlineExceededError.__name__ else ""
-                self.fail(Failure(kind, f"{text} {also}".rstrip(), ranks), source=shard)
+                failure = Failure(kind, f"{text} {also}".rstrip(), ranks)
+                self.fail(blame.as_heard(failure, self._settings.rank, self._context), source=shard)
             case messages.Left():
                 self._look_beyond(message)
             case messages.Bye():
@@ -460,7 +464,7 @@ class Membership:
 
     def _check(self, failure: Failure | None) -> None:
         if failure is not None:
-            self.fail(failure)
+            self.fail(blame.as_found(failure, self._settings.rank, self._context))
 
     def _lost(self, shard: Shard, reason: str) -> None:
         text = (
@@ -512,7 +516,7 @@ class Membership:
         if self._is_closed or self._failure is not None or self._has_left or left.sums is None:
             return
         if self.transport.stats()["sums_started"] > left.sums:
-            self.fail(self._stalls.left_behind(left.ranks, left.sums))
+            self.fail(self._stalls.left_behind(left))
         else:
             self._look = self._outside.call_later(LEFT_LOOK_S, partial(self._look_beyond, left))
 
@@ -521,7 +525,7 @@ class Membership:
         self.shards[shard].send(messages.GroupLost())
 
     def transport_failed(self, kind: str, message: str) -> None:
-        self.fail(Failure(kind, message))
+        self._check(Failure(kind, message))
 
     # Failing and leaving.
 
@@ -532,6 +536,8 @@ class Membership:
         """
         if self._failure is not None or self._is_closed:
             return
+        if self._context.met is not None and failure.is_interruption:
+            failure = dataclasses.replace(failure, message=blame.to_go_on(failure.message))
         self._failure = failure
         if tell:
             self._tell(failure, source)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from jax_passing.errors import Failure, HostLostError, names
-from jax_passing.protocol.control_messages import Query, SlotState
+from jax_passing.protocol.control_messages import Left, Query, SlotState
 from jax_passing.protocol.outside import Outside
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("jax_passing")
 
 _SAME_NUMBER = "All hosts must run the same number of steps before shutdown."
+_GO_ON = "Call session.rejoin on every other host, to go on without it."
 
 
 def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> tuple[str, tuple[int, ...]]:
@@ -46,7 +47,7 @@ def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> 
         )
     else:
         missing = state.missing
-        text = f"Missing: {names(missing)}." if missing else ""
+        text = f"Missing: {state.who or names(missing)}." if missing else ""
         if missing == (rank,):
             text += f" That is this one: does UDP reach the data port of the switch at {switch}?"
         text = " ".join(filter(None, (text, state.trouble))) or "Nobody is missing any more."
@@ -101,8 +102,11 @@ class Wait:
 class StallReporter:
     """Says of stalls what the switches answer, and warns: at once, then ever more rarely."""
 
-    def __init__(self, *, rank: int, epoch: int, switches: Sequence[str], programs: Callable[[], str]):
+    def __init__(
+        self, *, rank: int, epoch: int, switches: Sequence[str], programs: Callable[[], str], is_elastic: bool = False
+    ):
         """`switches`: their addresses. `programs`: which ones not all hosts run."""
+        self._advice = _GO_ON if is_elastic else _SAME_NUMBER
         self._rank = rank
         self._epoch = epoch
         self._switches = switches
@@ -130,15 +134,15 @@ class StallReporter:
             return note, None
         return note, Failure(
             HostLostError.__name__,
-            f"Rank {self._rank} waits for {sum_text}, but {names(gone)} left the job without it. {_SAME_NUMBER}",
+            f"Rank {self._rank} waits for {sum_text}, but {names(gone)} left the job without it. {self._advice}",
             gone,
         )
 
-    def left_behind(self, gone: tuple[int, ...], sums: int) -> Failure:
+    def left_behind(self, left: Left) -> Failure:
         """Makes the failure of a host that has started more sums than ranks that have left."""
         return Failure(
             HostLostError.__name__,
-            f"Rank {self._rank} needs another sum (epoch {self._epoch}), but {names(gone)} left the job after "
-            f"{sums} of them. {_SAME_NUMBER}",
-            gone,
+            f"Rank {self._rank} needs another sum (epoch {self._epoch}), but {left.who or names(left.ranks)} left the "
+            f"job after {left.sums} of them. {self._advice}",
+            left.ranks,
         )

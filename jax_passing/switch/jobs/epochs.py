@@ -1,5 +1,6 @@
 """A switch knows this of a job: its epoch, the members of that, and the ranks that each of them holds."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from jax_passing.protocol.outside import Connection
 from jax_passing.switch.data_planes.data_plane import MulticastGroup
 from jax_passing.switch.jobs.epoch_states import NEXT, EpochState, Event
 from jax_passing.switch.jobs.group_probe import GroupProbe
+
+SHOWN_MAX = 4  # ranks, with their hosts
 
 
 class ParentConnection(Protocol):
@@ -104,11 +107,11 @@ class Member:
         ranks = names(sorted(self.ranks))
         return f"the switch at {self.rack} ({ranks})" if self.rack else ranks
 
-    @property
-    def at_start(self) -> str:
-        """Returns the same, to begin a sentence with."""
-        text = str(self)
-        return text[0].upper() + text[1:]
+
+def who(rank: int, host: str, started_as: int | None) -> str:
+    """Names a rank by its host and, if it was started with another one, by that."""
+    started = "" if started_as in (None, rank) else f", started as rank {started_as}"
+    return f"rank {rank} ({host}{started})"
 
 
 @dataclass(eq=False)
@@ -148,6 +151,14 @@ class Epoch:
 
     def member_of(self, rank: int) -> Member | None:
         return next((member for member in self.members if rank in member.ranks), None)
+
+    def who(self, ranks: Collection[int]) -> str:
+        """Names ranks for people. In an elastic session they know a host by its address and the rank that it was
+        started with: "rank 2 (10.0.0.4, started as rank 3)"."""
+        joined = self.joined()
+        if len(ranks) > SHOWN_MAX or not all(rank in joined and joined[rank].started_as is not None for rank in ranks):
+            return names(sorted(ranks))
+        return " and ".join(who(rank, joined[rank].host, joined[rank].started_as) for rank in sorted(ranks))
 
     def workers(self) -> list[Member]:
         """Returns the members in the order of their bits in a slot's bitmap."""

@@ -46,6 +46,7 @@ class JobTable:
         self._jobs: dict[str, Job] = {}
         self._numbers = Numbers(outside)
         self.counts: Counter[str] = Counter()
+        self.check_met: Callable[[messages.RankJoin, str], None] = lambda join, job: None  # may raise RefusalError
         self.starts = EpochStart(data_plane, slots_per_address, self.counts, self.refuse_all, outside)
 
     def epochs(self) -> list[Epoch]:
@@ -80,8 +81,7 @@ class JobTable:
             elif join.rank in old.ranks and old.ranks[join.rank].instance == join.instance:
                 self.gone(epoch, old, join.rank, "joined anew")
                 if old.rack:
-                    text = f"Rank {join.rank} joined anew elsewhere."
-                    old.connection.send(messages.Refused(JoinError.__name__, text, join.rank))
+                    old.connection.send(messages.Refused(JoinError.__name__, "It joined anew elsewhere.", join.rank))
 
     def _epoch_to_join(self, job: Job, join: messages.RankJoin, member: Member) -> Epoch:
         self._give_up_old(job, join, member)
@@ -124,6 +124,7 @@ class JobTable:
 
     def admit(self, name: str, join: messages.RankJoin, member: Member) -> None:
         """Lets a rank join. At the root the last one to join starts the epoch. Raises RefusalError."""
+        self.check_met(join, name)
         if member.rack:
             self._check_room(member)
         job = self._job(name)
@@ -256,7 +257,7 @@ class JobTable:
             if not member.rack:
                 member.connection.close()
         elif epoch.state is EpochState.RUNNING and rank not in epoch.left:
-            self._fail_lost(epoch, f"Rank {rank} {reason}", likely, [rank])
+            self._fail_lost(epoch, epoch.who([rank]), reason, likely, [rank])
 
     def lose(self, epoch: Epoch, member: Member, reason: str, likely: str = CRASHED) -> None:
         """A member is gone, with all of its ranks. `likely`: why, for people."""
@@ -265,21 +266,21 @@ class JobTable:
                 self.gone(epoch, member, rank, reason, likely)
             member.connection.close()
         elif epoch.state is EpochState.RUNNING and (remaining := member.remaining()):
-            self._fail_lost(epoch, f"{member.at_start} {reason}", likely, remaining)
+            who = str(member) if member.rack else epoch.who(remaining)
+            self._fail_lost(epoch, who, reason, likely, remaining)
 
-    def _fail_lost(self, epoch: Epoch, what: str, likely: str, ranks: Collection[int]) -> None:
-        message = (
-            f"{what} ({epoch}, world size {epoch.world_size}). {likely}: look at its log. Then call jax_passing.init "
-            "again on every host."
+    def _fail_lost(self, epoch: Epoch, who: str, reason: str, likely: str, ranks: Collection[int]) -> None:
+        text = (
+            f"{who[0].upper()}{who[1:]} {reason} ({epoch}, world size {epoch.world_size}). {likely}: look at its log. "
         )
-        self.fail(epoch, messages.Failed(HostLostError.__name__, message, tuple(ranks)))
+        text += "Then call jax_passing.init again on every host."
+        self.fail(epoch, messages.Failed(HostLostError.__name__, text, tuple(ranks)))
 
     def leave(self, epoch: Epoch, left: messages.Left, source: Member | ParentConnection) -> None:
         """Is a barrier: the epoch ends well when all ranks of the job have left. The other hosts hear of the first that
         does: from then on no further sum can be completed."""
         tells_hosts = not epoch.left and left.sums is not None
-        if not epoch.left:
-            epoch.left_since = self._outside.now()
+        epoch.left_since = epoch.left_since if epoch.left else self._outside.now()
         epoch.left.update(left.ranks)
         log.info("%s: %s left", epoch, names(sorted(left.ranks)))
         for member in epoch.members:
@@ -333,8 +334,7 @@ class JobTable:
         elif epoch.state is EpochState.RUNNING:
             message = (
                 f"The switch at {epoch.own_name} lost its parent, the switch at {epoch.uplink.name} ({epoch}): "
-                f"{reason}. Look at that switch's log, restart it if it died, then call jax_passing.init again on "
-                "every host."
+                f"{reason}. Look at its log, restart it if it died, then call jax_passing.init again on every host."
             )[: messages.TEXT_MAX]
             self.fail(epoch, messages.Failed(SwitchLostError.__name__, message), reporter=epoch.uplink)
 

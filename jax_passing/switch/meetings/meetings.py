@@ -11,14 +11,15 @@ from collections.abc import Callable
 from functools import partial
 
 from jax_passing.config import RANKS_MAX
-from jax_passing.errors import HostJoinedError, HostLostError, JoinError, names
+from jax_passing.errors import ConfigError, HostJoinedError, HostLostError, JoinError, TooFewHostsError, names
+from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Connection, Outside, Timer
-from jax_passing.switch.jobs.admission import check_path
+from jax_passing.switch.jobs.admission import RefusalError, check_path
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
-from jax_passing.switch.meetings.parties import Parties, parties_of
+from jax_passing.switch.meetings.parties import Parties, newcomers_of, parties_of
 from jax_passing.switch.meetings.rack_seats import SeatsOfRack
 from jax_passing.switch.meetings.seats import HostSeat, Refuse, Seat, ToHost
 from jax_passing.switch.meetings.seats_at_parent import SeatsAtParent
@@ -27,6 +28,7 @@ log = logging.getLogger("jax_passing.switch")
 
 LOOK_S = 0.05  # the time between two looks at hosts that wait
 STANDBY_GRACE_S = 1.0  # a standby gives hosts this time to meet at the switch that goes before it
+_SAME_WAY = "Set world_size_min and standby alike on all hosts."
 SEATS_MAX = 2 * RANKS_MAX  # a job may have as many hosts that wait to get in as hosts that run
 
 
@@ -51,6 +53,7 @@ class Meetings:
         self._meetings: dict[str, Meeting] = {}
         self._at_parent: dict[str, SeatsAtParent] = {}
         self._seats_of_racks: Counter[str] = Counter()  # by the address of the rack's switch
+        jobs.check_met = self._check_met
 
     def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
         """Makes a seat for the host at the other end, or seats for all hosts of the rack whose switch is there."""
@@ -72,10 +75,15 @@ class Meetings:
         meeting = self._meetings[job]
         return HostSeat(host, job, meeting.wait, meeting.leave, meeting.why_not)
 
-    def _refuse(self, host: ToHost, job: str, text: str) -> None:
+    def _check_met(self, join: messages.RankJoin, job: str) -> None:
+        """Raises RefusalError if a host may not join a job now."""
+        if job in self._meetings:
+            self._meetings[job].check_met(join)
+
+    def _refuse(self, host: ToHost, job: str, text: str, kind: str) -> None:
         self._jobs.counts["joins_refused"] += 1
         log.warning("refused a host at %s that meets those of job %r: %s", host.host, job, text)
-        host.send(messages.Refused(JoinError.__name__, text[: messages.TEXT_MAX]))
+        host.send(messages.Refused(kind, text[: messages.TEXT_MAX]))
         host.close()
 
     def _forget(self, meeting: "Meeting") -> None:
@@ -120,11 +128,10 @@ class Meeting:
         if seat not in self._seats:
             if len(self._seats) >= SEATS_MAX:
                 text = f"Job {self.job!r} has {SEATS_MAX} hosts that wait or run already."
-                self._refuse(seat.connection, self.job, text)
+                self._refuse(seat.connection, self.job, text, JoinError.__name__)
                 return
             self._seats.append(seat)
-        seat.said, seat.since = said, self._outside.now()
-        seat.instance, seat.rank, seat.is_rehearsing = said.instance, said.rank, False
+        seat.asks(said, self._outside.now())
         for other in [other for other in self._seats if other is not seat and other.instance == seat.instance]:
             self._seats.remove(other)  # the same process: it gave an old connection up
             other.connection.close()
@@ -152,7 +159,9 @@ class Meeting:
         self.stop()
         job = self._jobs.of(self.job)
         epoch = None if job is None else job.epoch
-        if epoch is not None and epoch.state is not EpochState.OVER:
+        stands = epoch is not None and epoch.state is not EpochState.OVER
+        self._refuse_unlike(stands)
+        if epoch is not None and stands:
             self._look_at(epoch)
         waiting = [seat for seat in self._seats if seat.said is not None]
         if waiting and (epoch is None or epoch.state is EpochState.OVER):  # perhaps by this look
@@ -161,6 +170,24 @@ class Meeting:
         if self._seats and (self._is_incomplete or any(seat.said is not None for seat in self._seats)):
             self._timer = self._outside.call_later(LOOK_S, self._look)
 
+    def _refuse_unlike(self, epoch_stands: bool) -> None:
+        """Sends newcomers away, and nobody else, that aren't like the hosts that run the job. When hosts first meet
+        nobody knows who is right: they hear of it together when they join."""
+        new, old = newcomers_of(self._seats, self._met, self._last, epoch_stands)
+        if not old or any(seat.alike != old[0].alike for seat in old):
+            return
+        for seat in new:
+            if text := alike.difference_of_newcomer(self.job, seat.alike, old[0].alike):
+                self._seats.remove(seat)
+                self._refuse(seat.connection, self.job, text, ConfigError.__name__)
+
+    def check_met(self, join: messages.RankJoin) -> None:
+        """Raises RefusalError if a host joins that hasn't met those that run the job. They are about to join again,
+        perhaps, and it would be in their way."""
+        if join.instance not in self._met and any(seat.instance in self._met for seat in self._seats):
+            text = f"The hosts of job {self.job!r} meet before they join, and this one hasn't. {_SAME_WAY}"
+            raise RefusalError(text)
+
     def _look_at(self, epoch: Epoch) -> None:
         """Ends an epoch that stands in the way: while it forms or runs nobody can meet."""
         if epoch.state is not EpochState.RUNNING:
@@ -168,6 +195,8 @@ class Meeting:
             if (self._is_incomplete or back) and self._is_ours(epoch):
                 text = f"Not all hosts that had met have joined {epoch}: one of them is gone."
                 self._jobs.refuse_all(epoch, text, HostLostError.__name__)
+            elif not self._is_ours(epoch) and any(seat.said is not None and seat.said.meeting for seat in self._seats):
+                self._jobs.refuse_all(epoch, f"The hosts of job {self.job!r} have met before. {_SAME_WAY}")
             return
         self._is_incomplete = False  # whose host it was, its lease says
         if not self._is_ours(epoch):
@@ -177,7 +206,7 @@ class Meeting:
             if seat.said is None:
                 continue
             if seat.instance in inside:
-                text = f"Rank {seat.rank} of {epoch} wants all hosts to meet again."
+                text = f"R{seat.who[1:]} of {epoch} wants all hosts to meet again."
             elif seat.said.rehearses and seat.said.world_size > 1:
                 self._rehearse(seat, min(epoch.world_size + 1, seat.said.world_size))
                 continue
@@ -212,7 +241,8 @@ class Meeting:
             return
         absent = self._absent(parties, lost)
         patient = parties.are_patient(now)
-        late = any(now >= seat.since + seat.asked.deadline_s for seat in own)
+        # A newcomer that waits no longer goes by itself: those that run the job wait for each other as they want.
+        late = any(now >= seat.since + seat.asked.deadline_s for seat in own if seat in parties.decisive)
         if late or (not absent and not patient):
             self._hang_up_on(lost)
             self._close(parties)
@@ -238,7 +268,7 @@ class Meeting:
         away = [
             seat for seat in self._seats if seat.said is None and not seat.is_rehearsing and seat.instance not in lost
         ]
-        absent = [f"rank {seat.rank}" for seat in sorted(away, key=lambda seat: seat.rank)]
+        absent = [seat.who for seat in sorted(away, key=lambda seat: seat.rank)]
         if parties.meeting not in (0, self._last):  # it was held elsewhere, or before this switch was restarted
             hosts = min(seat.asked.hosts for seat in parties.decisive) - len(parties.decisive)
             absent += [f"{hosts} of the hosts that ran"] if hosts > 0 else []
@@ -266,7 +296,8 @@ class Meeting:
         for seat in late:
             waited = f"within the {seat.asked.deadline_s:.1f} s that rank {seat.rank} waited"
             self._seats.remove(seat)
-            self._refuse(seat.connection, self.job, f"The hosts of job {self.job!r} didn't meet {waited}. {text}")
+            why = f"The hosts of job {self.job!r} didn't meet {waited}. {text}"
+            self._refuse(seat.connection, self.job, why, TooFewHostsError.__name__)
         if not self._seats:
             self._forget(self)
 
@@ -283,7 +314,7 @@ class Meeting:
         if unmet := self._joins_unmet():
             return (
                 f"{names(unmet).capitalize()} {'waits' if len(unmet) == 1 else 'wait'} to join this job without "
-                "meeting anybody, having neither world_size_min nor a standby. Set both alike on all hosts."
+                f"meeting anybody, having neither world_size_min nor a standby. {_SAME_WAY}"
             )
         if job is not None and job.epoch is not None:
             return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."

@@ -47,6 +47,22 @@ class Parties:
         return self.count < self.wanted and now < max(seat.since + seat.asked.wait_s for seat in self.decisive)
 
 
+def newcomers_of(
+    seats: list[HostSeat], met: set[str], last: int, epoch_stands: bool
+) -> tuple[list[HostSeat], list[HostSeat]]:
+    """Returns the newcomers that wait, and the hosts that run the job, if that is known.
+
+    `met`, `last`: the instances of the hosts that met here last, and the number of that meeting. `epoch_stands`: hosts
+    join or run. Then whoever has been at another meeting isn't judged: it may be they that went on elsewhere.
+    """
+    waiting = [seat for seat in seats if seat.said is not None]
+    if not epoch_stands and any(seat.asked.meeting for seat in waiting):
+        old = parties_of(waiting, last).decisive
+        return [seat for seat in waiting if seat not in old], old
+    old = [seat for seat in seats if seat.instance in met]
+    return [seat for seat in waiting if seat not in old and not seat.asked.meeting], old
+
+
 def parties_of(waiting: list[HostSeat], last: int) -> Parties:
     """Sorts the hosts that wait. `last`: the number of the last meeting that was held here."""
     in_order = sorted(waiting, key=lambda seat: (seat.rank, seat.since))

@@ -1,11 +1,12 @@
 """A host that meets others has a seat: its connection, kept as long as its session lasts (docs/train/elastic.md)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import msgspec
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.jobs.epochs import who
 
 
 class ToHost(Protocol):
@@ -25,7 +26,7 @@ class ToHost(Protocol):
         """Ends the connection after what was sent."""
 
 
-Refuse = Callable[[ToHost, str, str], None]  # the way to the host, its job, why
+Refuse = Callable[[ToHost, str, str, str], None]  # the way to the host, its job, why, and the kind of error
 
 
 class Seat(Protocol):
@@ -48,6 +49,7 @@ class HostSeat:
       instance: tells the host's process from any other.
       rank: the one that the host said, or was told last.
       is_rehearsing: it compiles its programs, and nobody waits for it.
+      alike: its facts, which are those of all hosts of the job.
     """
 
     def __init__(
@@ -70,6 +72,18 @@ class HostSeat:
         self.instance = ""
         self.rank = 0
         self.is_rehearsing = False
+        self.alike: Mapping[str, str] = {}
+        self._started_as: int | None = None
+
+    def asks(self, said: messages.Meet, now: float) -> None:
+        """The host waits from now on."""
+        self.said, self.since, self.instance, self.rank = said, now, said.instance, said.rank
+        self.alike, self._started_as, self.is_rehearsing = said.alike, said.started_as, False
+
+    @property
+    def who(self) -> str:
+        """Names the host for people."""
+        return who(self.rank, self.connection.host, self._started_as)
 
     @property
     def asked(self) -> messages.Meet:

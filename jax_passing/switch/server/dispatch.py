@@ -92,9 +92,9 @@ class Dispatcher:
             case messages.CountersQuery() if epoch.state is EpochState.RUNNING:
                 member.answer(messages.Counters(dict(self._data_plane.stats())))
             case messages.Leave(sums) if epoch.state is EpochState.RUNNING:
-                self._jobs.leave(epoch, messages.Left((member.rank,), sums), member)
+                self._jobs.leave(epoch, messages.Left((member.rank,), sums, epoch.who([member.rank])), member)
             case messages.Fail(kind, text, ranks):
-                by = f" (Reported by rank {member.rank}.)"
+                by = f" (Reported by {epoch.who([member.rank])}.)"
                 reported = text[: messages.TEXT_MAX - len(by)] + by
                 self._on_fail(epoch, member, messages.Failed(kind, reported, ranks))
             case _:

@@ -172,6 +172,7 @@ class Questions:
                     complete=complete,
                     missing=answer.missing,
                     trouble=answer.trouble,
+                    who=epoch.who(answer.missing) if answer.missing else "",
                 )
             )
 

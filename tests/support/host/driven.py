@@ -41,10 +41,10 @@ class DrivenHost:
       told: what `receive` has returned, and outcomes of sets.
     """
 
-    def __init__(self, rank=1, world_size=3, device_count=2, **changes):
+    def __init__(self, rank=1, world_size=3, device_count=2, met=None, started_as=None, **changes):
         self.outside, self.told = HostOutside(), []
         given = {"switch": (("sw", 7171),), "job": "a", "rank": rank, "world_size": world_size, **changes}
-        context = HostContext(self.outside, Settings(**given), Events(self._on), None, device_count)
+        context = HostContext(self.outside, Settings(**given), Events(self._on), None, device_count, met, started_as)
         self.ranks = Ranks(context)
 
     def _on(self, event):

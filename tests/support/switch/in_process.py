@@ -96,10 +96,10 @@ class Member:
 class Guest:
     """A host that meets others, without a session."""
 
-    def __init__(self, settings, instance, key=None):
+    def __init__(self, settings, instance, key=None, device_count=0):
         self._loop = Loop()
         self._loop.instance = instance
-        self._meeting = Meeting(HostContext(self._loop, settings, Events(self._on), key))
+        self._meeting = Meeting(HostContext(self._loop, settings, Events(self._on), key, device_count))
 
     def meet(self, step=None, within_s=20.0):
         """Returns where they have met, and what they have agreed on."""

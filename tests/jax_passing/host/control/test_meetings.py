@@ -13,9 +13,11 @@ import jax_passing
 from jax_passing.config import parse_switches
 from jax_passing.errors import (
     ConfigError,
+    Failure,
     HostJoinedError,
     JoinError,
     NoSlotsError,
+    ProgramMismatchError,
     SwitchLostError,
     SwitchUnreachableError,
     UsageError,
@@ -171,7 +173,7 @@ def test_a_newcomer_ends_the_epoch_and_all_meet(running):
         assert session.world_size == 1
         total(VALUES).block_until_ready()
         settings = settings_of(running, 0, 2, **elastic)
-        newcomer = Guest(settings, "newcomer")
+        newcomer = Guest(settings, "newcomer", device_count=jax.local_device_count())
         with ThreadPoolExecutor(1) as pool:
             met = pool.submit(newcomer.meet, within_s=30.0)
             until(lambda: session.error is not None)
@@ -222,6 +224,15 @@ def test_rejoin_is_for_elastic_sessions_and_their_thread(running):
             pool.submit(session.rejoin, 1).result()
     with pytest.raises(UsageError):
         session.rejoin(0)
+
+
+def test_a_host_that_alone_cant_go_on_doesnt_rejoin(running):
+    session = jax_passing.init(running.address, rank=0, world_size=1, world_size_min=1)
+    control, ranks = session.control
+    control.fail(ranks, Failure("ProgramMismatchError", "It runs another script.", (0,)))
+    with pytest.raises(ProgramMismatchError, match="another script"):
+        session.rejoin(3)
+    session.shutdown()
 
 
 def test_without_a_switch_nobody_can_be_lost():

@@ -133,7 +133,7 @@ async def test_all_hosts_hear_of_the_first_that_leaves(tree, root, left, right):
     hosts, _ = await job(left, right)
     hosts[2].send(messages.Leave(7))
     for host in (hosts[0], hosts[1], hosts[3]):
-        assert await host.receive() == messages.Left((2,), 7)
+        assert await host.receive() == messages.Left((2,), 7, "rank 2")
     for host in hosts[:2]:
         host.send(messages.Leave(7))
     (epoch,) = right.plane.jobs.epochs()

@@ -3,6 +3,7 @@
 import asyncio
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.meetings import meetings
 from support.switch.control import scenario, until
 from support.switch.seats import meet, met, seat
@@ -78,7 +79,7 @@ async def test_too_few_hear_who_is_here(switch):
     host = await seat(switch, 1, 3, 2, deadline_s=0.2)
     host.send(messages.Query())
     assert "Here is rank 1, and it needs 2 hosts" in (await host.receive()).trouble
-    refusal = await host.refusal()
+    refusal = await host.refusal("TooFewHostsError")
     assert "within the 0.2 s that rank 1 waited. Here is rank 1, and it needs 2 hosts" in refusal
     assert "meetings" not in switch.plane.held()
 
@@ -87,7 +88,7 @@ async def test_too_few_hear_who_is_here(switch):
 async def test_hosts_that_dont_agree_on_being_elastic(switch):
     await switch.join(0, 2, job="a")
     host = await seat(switch, 1, 2, 2, deadline_s=0.2)
-    assert "Rank 0 waits to join this job without meeting anybody" in await host.refusal()
+    assert "Rank 0 waits to join this job without meeting anybody" in await host.refusal("TooFewHostsError")
 
 
 @scenario()
@@ -97,7 +98,7 @@ async def test_one_that_lives_and_doesnt_come_is_named(switch):
     hosts[1].send(messages.Query())  # sent before it has heard that all are here
     again = meet(1, 2, 2, wait_s=0.0, deadline_s=0.2, step=3, meeting=first.meeting, hosts=2)
     hosts[1].send(again)
-    assert "Rank 0 didn't come." in await hosts[1].refusal()
+    assert "Rank 0 (127.0.0.1) didn't come." in await hosts[1].refusal("TooFewHostsError")
 
 
 @scenario()
@@ -187,6 +188,84 @@ async def test_a_seat_that_is_lost_ends_a_join_that_waits_for_it(switch):
     await switch.has(0)
     seats[1].writer.close()
     assert "one of them is gone" in await joining.refusal("HostLostError")
+
+
+@scenario()
+async def test_a_newcomer_that_isnt_like_the_others_is_refused_alone(switch):
+    """Before the epoch is ended for it, and before it stands beside those that have met."""
+    full, int8 = {"wire_dtype": "full"}, {"wire_dtype": "int8"}
+    hosts = [await seat(switch, rank, 3, 2, wait_s=0.0, alike=full) for rank in range(2)]
+    (first, _) = await met(*hosts)
+    for rank in range(2):
+        await switch.join(rank, 2, instance=f"host {rank}")
+    await until(lambda: switch.plane.jobs.of("a").epoch.state is EpochState.RUNNING)
+    text = (
+        "This host has wire_dtype int8, the hosts that run job 'a' have full. All hosts of a job must be alike in "
+        "this: set the same in jax_passing.init(wire_dtype=…) or JAX_PASSING_WIRE_DTYPE."
+    )
+    newcomer = await seat(switch, 2, 3, 2, alike=int8)
+    assert await newcomer.refusal("ConfigError") == text
+    epoch = switch.plane.jobs.of("a").epoch
+    assert epoch.state is EpochState.RUNNING
+    switch.plane.jobs.lose(epoch, epoch.member_of(0), "closed its connection")
+    hosts[1].send(meet(1, 3, 2, wait_s=5.0, step=3, meeting=first.meeting, hosts=2, alike=full))
+    newcomer = await seat(switch, 2, 3, 2, instance="another", alike=int8)
+    assert await newcomer.refusal("ConfigError") == text
+    hosts[0].send(meet(0, 3, 2, wait_s=0.0, step=3, meeting=first.meeting, hosts=2, alike=full))
+    like_them = await seat(switch, 2, 3, 2, instance="right", alike=full)
+    assert [one.rank for one in await met(*hosts, like_them)] == [0, 1, 2]
+
+
+@scenario()
+async def test_those_that_have_the_state_are_right_whoever_comes_first(switch):
+    """The switch was restarted, and knows nobody."""
+    full, int8 = {"wire_dtype": "full"}, {"wire_dtype": "int8"}
+    wrong = [await seat(switch, rank, 4, 2, wait_s=0.0, instance=f"wrong {rank}", alike=int8) for rank in range(2)]
+    await met(*wrong)
+    joined = [await switch.join(rank, 2, instance=f"wrong {rank}") for rank in range(2)]
+    assert all([isinstance(await host.receive(), messages.Welcome) for host in joined])
+    right = [await seat(switch, rank, 4, 2, wait_s=0.0, step=9, meeting=11, hosts=2, alike=full) for rank in range(2)]
+    assert isinstance(await joined[0].receive(), messages.Failed)
+    wrong[0].send(meet(0, 4, 2, instance="wrong 0", alike=int8))
+    assert "the hosts that run job 'a' have full" in await wrong[0].refusal("ConfigError")
+    wrong[1].writer.close()
+    assert [(one.rank, one.survivors) for one in await met(*right)] == [(0, 2), (1, 2)]
+
+
+@scenario()
+async def test_when_hosts_first_meet_nobody_is_refused_for_being_another(switch):
+    await met(
+        *[await seat(switch, rank, 2, 2, alike={"wire_dtype": wire}) for rank, wire in enumerate(("full", "int8"))]
+    )
+
+
+@scenario()
+async def test_one_that_meets_nobody_is_kept_out_of_the_way_of_those_that_do(switch):
+    hosts = [await seat(switch, rank, 2, 1) for rank in range(2)]
+    await met(*hosts)
+    stray = await switch.join(1, 4, job="a")
+    assert "meet before they join, and this one hasn't. Set world_size_min" in await stray.refusal()
+    joined = [await switch.join(rank, 2, instance=f"host {rank}") for rank in range(2)]
+    assert all([isinstance(await host.receive(), messages.Welcome) for host in joined])
+
+
+@scenario()
+async def test_one_that_has_joined_without_meeting_goes_when_those_come_that_have_met(switch):
+    stray = await switch.join(0, 2, job="a")  # at a switch that was restarted
+    hosts = [await seat(switch, rank, 2, 2, step=9, meeting=11, hosts=2) for rank in range(2)]
+    assert "have met before. Set world_size_min" in await stray.refusal()
+    await met(*hosts)
+
+
+@scenario()
+async def test_a_newcomers_deadline_is_not_that_of_those_it_comes_to(switch):
+    hosts = [await seat(switch, rank, 3, 2, wait_s=0.0) for rank in range(2)]
+    (first, _) = await met(*hosts)
+    hosts[0].send(meet(0, 3, 2, wait_s=0.0, step=3, meeting=first.meeting, hosts=2))
+    newcomer = await seat(switch, 2, 3, 2, deadline_s=0.2)
+    assert "Rank 1 (127.0.0.1) didn't come." in await newcomer.refusal("TooFewHostsError")
+    hosts[1].send(meet(1, 3, 2, wait_s=0.0, step=3, meeting=first.meeting, hosts=2, started_as=2))
+    assert [one.survivors for one in await met(*hosts)] == [2, 2]
 
 
 @scenario()

@@ -83,7 +83,7 @@ async def test_a_host_that_gives_up_or_talks_nonsense_takes_nobody_along(tree, r
         other.send(line)
         assert await other.receive() is None
     late = await seat(rack, 2, 4, 4, deadline_s=0.2)
-    assert "that rank 2 waited" in await late.refusal()
+    assert "that rank 2 waited" in await late.refusal("TooFewHostsError")
     hosts += [await seat(rack, 2, 4, 4), await seat(rack, 3, 4, 4)]
     await met(*hosts)
 
@@ -129,7 +129,7 @@ async def test_hosts_that_are_refused_leave_nothing_at_any_level(tree, root):
     rack = await tree.add(middle)
     for instance in "abc":
         host = await seat(rack, 0, 4, 4, deadline_s=0.2, instance=instance)
-        assert "that rank 0 waited" in await host.refusal()
+        assert "that rank 0 waited" in await host.refusal("TooFewHostsError")
         assert await host.receive() is None
         host.writer.close()
     await until(lambda: not any(switch.plane.held() for switch in (rack, middle, root)))

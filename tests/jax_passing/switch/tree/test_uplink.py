@@ -189,7 +189,7 @@ async def test_a_rack_that_hears_the_group_no_longer_tells_its_parent_once(tree,
         await asyncio.sleep(0.3)
         (host,) = rack.hosts
         host.send(messages.Leave())
-        assert await parent.hear(messages.GroupLost, messages.Left) == messages.Left((0,))
+        assert await parent.hear(messages.GroupLost, messages.Left) == messages.Left((0,), who="rank 0")
 
 
 def counts_on(attempt, *ranks):
