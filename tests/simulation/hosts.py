@@ -201,6 +201,7 @@ class Session:
                 self._leave()
                 return
             else:
+                self.record.begun_s = self.process.now()
                 self._ranks.host.transport.execute(execution, list(sites), job.spread_us)
         if self._done == job.executions and self.record.left_s is None and not self.is_over:
             self._leave()

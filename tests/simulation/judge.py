@@ -23,6 +23,7 @@ class SessionRecord:
       ranks: that the error names.
       incarnation: whose sums it took part in; None before it was welcomed.
       left_s: when it had no more sums.
+      begun_s: when it began its last execution.
     """
 
     host: int
@@ -35,6 +36,7 @@ class SessionRecord:
     incarnation: int | None = None
     welcomed_s: float | None = None
     left_s: float | None = None
+    begun_s: float = 0.0
     ended_s: float = 0.0
     is_silent: bool = False  # it crashed, and nobody was told
 
@@ -81,6 +83,8 @@ def _faults_beside_hosts(sessions: list[SessionRecord]) -> Iterator[str]:
             yield f"it waited too long for others: {one}"
         if one.kind == "crashed" and one.incarnation is not None and one.left_s is None:
             yield from _told_late(one, sessions)
+        if one.kind == "HostLostError" and one.incarnation is not None:
+            yield from _left_behind_late(one, sessions)
 
 
 def _begun_with_the_dead(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:
@@ -98,6 +102,14 @@ def _begun_with_the_dead(plan: Plan, sessions: list[SessionRecord]) -> Iterator[
             came = any(other.rank == dead.rank and other.ended_s > dead.ended_s for other in others)
             if dead.rank not in ranks and not came:
                 yield f"it began with rank {dead.rank}, which had died at {dead.ended_s:.3f} s: {one}"
+
+
+def _left_behind_late(lost: SessionRecord, sessions: list[SessionRecord]) -> Iterator[str]:
+    for one in sessions:
+        if one.incarnation != lost.incarnation or one.left_s is None or (one.rank,) != lost.ranks:
+            continue
+        if lost.ended_s > max(one.left_s, lost.begun_s) + NOTICED_S:
+            yield f"it hears too late that rank {one.rank} left at {one.left_s:.3f} s: {lost}"
 
 
 def _told_late(crashed: SessionRecord, sessions: list[SessionRecord]) -> Iterator[str]:

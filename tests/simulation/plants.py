@@ -112,6 +112,12 @@ def _hosts_hang_up_without_a_word() -> None:
     Membership._tell = lambda self, failure, source: None
 
 
+def _looks_for_no_lost_sums() -> None:
+    from jax_passing.host.control.membership import Membership
+
+    Membership._look_beyond = lambda self, left: None
+
+
 def _waits_for_rehearsals() -> None:
     from jax_passing.switch.meetings.meetings import Meeting
 
@@ -156,6 +162,7 @@ IN_PYTHON: dict[str, Callable[[], None]] = {
     "whoever proves no key may join": _admits_strangers,
     "a host doesn't say that it lives": _hosts_are_silent,
     "a host doesn't say why it hangs up": _hosts_hang_up_without_a_word,
+    "a host doesn't look for sums that can't be completed": _looks_for_no_lost_sums,
 }
 
 IN_TRAININGS: dict[str, Callable[[], None]] = {
