@@ -22,10 +22,10 @@ VALUES = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5000)), jnp.float3
 class Other:
     """Another process's host, without sums."""
 
-    def __init__(self, running):
+    def __init__(self, running, **changes):
         self._loop = Loop()
         self._loop.instance = "another process"
-        settings = settings_of(running, 0, **ELASTIC, join_deadline_s=1.0)
+        settings = settings_of(running, 0, **ELASTIC, join_deadline_s=1.0, **changes)
         self._joining = Joining(self._loop, settings, len(jax.local_devices()))
         self.joined = self.join(None)
 
@@ -46,10 +46,10 @@ class Other:
 
 
 @pytest.fixture
-def other(running, monkeypatch):
-    """The job runs with this host, and this process hasn't compiled anything."""
+def other(running, monkeypatch, request):
+    """The job runs with this host, and this process hasn't compiled anything. The parameter is more settings."""
     monkeypatch.setattr(rehearsal, "_has_compiled", False)
-    one = Other(running)
+    one = Other(running, **getattr(request, "param", {}))
     yield one
     one.end()
 
@@ -121,6 +121,7 @@ def test_a_job_that_is_over_meanwhile_begins_anew(running, other):
         over_axis(jax_passing.pmean)(VALUES).block_until_ready()
 
 
+@pytest.mark.parametrize("other", [{"strategy": "flat"}], indirect=True)
 def test_every_strategy_rehearses(running, other):
     """Devices have ranks of their own with this one."""
     with pytest.raises(HostJoinedError), init(running, strategy="flat") as session:
