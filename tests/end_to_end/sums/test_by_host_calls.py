@@ -44,7 +44,6 @@ def test_sums_of_different_executions_never_meet(cluster: "Cluster") -> None:
         assert "in a loop or branch that all hosts must go through alike (execution " in process.text
 
 
-@pytest.mark.smoke
 def test_different_programs_raise_on_every_host(cluster: "Cluster") -> None:
     for process in cluster.run(PROGRAM, "1", "order/mismatch.py", "order", devices=1):
         raised = re.search(r"^raised (\w+) after ([\d.]+) s: (.*)", process.text, re.M)

@@ -81,6 +81,7 @@ def test_json_carries_rows_and_context(tmp_path: Path) -> None:
     assert content["rows"][0]["busbw_bytes_per_s"] == pytest.approx(rows[0].busbw_bytes_per_s)
 
 
+@pytest.mark.slow  # imports matplotlib
 def test_plot_is_a_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [

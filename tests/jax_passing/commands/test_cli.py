@@ -95,10 +95,6 @@ def printed(*arguments, **environment):
     return ended.stdout
 
 
-def test_a_switchs_name_that_the_terminal_has_no_characters_for():
-    assert r"sch\xe4lter" in printed("doctor", "--switch", "schälter.invalid:1", **ASCII)
-
-
 def test_a_files_name_that_is_no_text():
     """Python reads such a name from the command line as characters that no encoding has."""
     assert r"no-\udcff-file" in printed("doctor", "--key-file", b"no-\xff-file", LC_ALL="C.UTF-8")
