@@ -100,11 +100,12 @@ class Answer(Message, frozen=True):
 class RackMeet(Message, frozen=True):
     """A rack's switch says this first, over one connection for all of its hosts that have seats in a job: the host in
     this one said so. Without `said` it has given the seat up, or is gone. `path`: the instances of the switches on its
-    way."""
+    way. `host`: its IP address."""
 
     seat: SeatId
     said: Meet | None = None
     path: Path = ()
+    host: Annotated[str, Meta(max_length=160)] = ""
 
 
 class RackMet(Message, frozen=True):

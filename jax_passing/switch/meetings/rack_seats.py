@@ -47,7 +47,7 @@ class SeatsOfRack:
             return
         if message.seat not in self._seats:
             host = self._connection.host
-            to_host = _ThroughRack(self, message.seat, host, self._connection.own_name)
+            to_host = _ThroughRack(self, message.seat, message.host or host, self._connection.own_name)
             try:
                 if self._counts[host] >= quotas.RANKS_PER_ADDRESS:
                     count = self._counts[host]

@@ -60,7 +60,7 @@ class SeatsAtParent:
         """Tells the parent what the host in this seat said, unless the parent hasn't greeted us yet: then it is told
         all at once when it has."""
         if self._has_begun and (seat := self._seats.get(number)) is not None:
-            self._send(messages.RackMeet(number, seat.said, seat.path))
+            self._send(messages.RackMeet(number, seat.said, seat.path, seat.host.host))
 
     def _send(self, message: messages.RackMeet) -> None:
         if self._call is not None:

@@ -115,7 +115,7 @@ def test_only_the_newcomer_that_is_wrong_is_refused(cluster: "Cluster", tmp_path
     """By its settings before anybody stops for it; by its program when that runs beside the others'."""
     commented = tmp_path / EXAMPLE.name
     commented.write_text(EXAMPLE.read_text().replace("class Training:", "# one comment line more\nclass Training:"))
-    endless = ("--steps", "4000")
+    endless = ("--steps", "4000", "--step-s", "0.1")
     running = [start(cluster, rank, *endless, world_size_min="2", join_deadline_s="20") for rank in range(HOSTS - 1)]
     went_on(running, 1)
     other_wire = start(cluster, HOSTS - 1, *endless, world_size_min="2", wire_dtype="int8")

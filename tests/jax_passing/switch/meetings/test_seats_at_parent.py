@@ -1,11 +1,13 @@
 """Hosts that meet at several switches of a tree before they join."""
 
+import asyncio
+
 import pytest
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.meetings import seats_at_parent
-from support.switch.control import until
+from support.switch.control import Host, until
 from support.switch.control_trees import circle, in_tree
 from support.switch.seats import meet, met, seat
 
@@ -73,6 +75,27 @@ async def test_a_racks_hosts_take_one_connection_of_its_parent_for_each_job(tree
     assert root.plane.held() == {"meetings": 1, "seats of racks": 8, "connections": 1}
     assert rack.plane.held()["jobs whose hosts meet at the parent"] == 1
     assert root.plane.stats().keys() & {"connections_refused", "connections_displaced"} == set()
+
+
+@in_tree(racks=1)
+async def test_a_newcomer_of_a_rack_that_isnt_like_the_others_is_refused_alone(tree, root, rack):
+    hosts = [await seat(rack, rank, 3, 2, wait_s=0.0, alike={"wire_dtype": "full"}) for rank in range(2)]
+    (first, _) = await met(*hosts)
+    newcomer = await seat(rack, 2, 3, 2, alike={"wire_dtype": "int8"})
+    assert "the hosts that run job 'a' have full" in await newcomer.refusal("ConfigError")
+    for rank, host in enumerate(hosts):
+        host.send(meet(rank, 3, 2, wait_s=0.0, step=4, meeting=first.meeting, hosts=2, alike={"wire_dtype": "full"}))
+    await met(*hosts)
+
+
+@in_tree(racks=1)
+async def test_the_root_knows_the_address_of_a_racks_host(tree, root, rack):
+    streams = await asyncio.open_connection(*rack.address, local_addr=("127.0.0.2", 0))
+    rack.hosts.append(Host(*streams))
+    rack.hosts[-1].send(meet(0, started_as=3))
+    await until(lambda: root.plane.held().get("seats of racks") == 1)
+    (host,) = root.plane.meetings._meetings["a"]._seats
+    assert host.who == "rank 0 (127.0.0.2, started as rank 3)"
 
 
 @in_tree(racks=1)
