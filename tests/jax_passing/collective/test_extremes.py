@@ -60,7 +60,7 @@ def test_extremes_of_trees_scalars_and_constants(check_vma):
 @pytest.mark.parametrize("name", ["pmax", "pmin"])
 def test_extremes_over_an_axis_of_vmap(name):
     x = numbers("float32", (8, 6, 3))
-    for axes in ("v", ("v", "d"), ("d", "v"), "d"):
+    for axes in ("v", ("v", "d"), ("d", "v")):
         results = [
             on_mesh(jax.vmap(lambda x, of=of: of(x, axes), axis_name="v", in_axes=1, out_axes=1), out_specs=P("d"))(x)
             for of in (getattr(jax_passing, name), getattr(jax.lax, name))
