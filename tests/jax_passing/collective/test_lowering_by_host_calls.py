@@ -21,6 +21,7 @@ from jax_passing.collective.naming.sum_spec import SumSpec
 from jax_passing.collective.runtime.rank import rank
 from jax_passing.errors import ConfigError, UsageError, failure_in
 from support.jax.collective_cases import (
+    BY_CALLS_OF_PYTHON,
     FUNCTIONS,
     OURS,
     body,
@@ -59,9 +60,7 @@ BY_CALLS = [name for name in FUNCTIONS if name != "psum in two parts"]  # which 
 
 
 @pytest.mark.usefixtures("compiled_fast")
-@pytest.mark.parametrize(
-    "transform", ["vmap", "jvp of grad", "grad of scan", "while", "grad of cond", "grad of checkpoint"]
-)
+@pytest.mark.parametrize("transform", BY_CALLS_OF_PYTHON)
 def test_transforms(transform):
     check_vma, rows = transform in ("grad of cond", "grad of scan"), rows_of(4)
     with host_calls_on_cpu():

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 import jax_passing
 from support.jax.as_lax import PSUMS, X, mesh_of, same, sharded
 from support.jax.collective_cases import (
+    BY_CALLS_OF_PYTHON,
     OURS,
     TRANSFORMS,
     body,
@@ -33,14 +34,16 @@ OUTSIDE = {
 }
 
 
-# Each compiles a program with all functions: the default tier takes every other one.
+# Each compiles a program with all functions: the default tier takes every other one, of those that it doesn't try with
+# calls of Python.
 @pytest.mark.usefixtures("compiled_fast")
 @pytest.mark.parametrize(
     ("transform", "check_vma"),
     [
-        pytest.param(transform, check_vma, marks=[pytest.mark.slow] if (number + check_vma) % 2 else [])
+        pytest.param(transform, check_vma, marks=[pytest.mark.slow] if slow else [])
         for number, transform in enumerate(TRANSFORMS)
         for check_vma in (False, True)
+        for slow in [(number + check_vma) % 2 or transform in BY_CALLS_OF_PYTHON]
     ],
 )
 def test_inside_of_shard_map(transform, check_vma):

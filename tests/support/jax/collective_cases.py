@@ -156,6 +156,9 @@ TRANSFORMS: dict[str, Callable[[Body, Any], Any]] = {
 }
 
 
+BY_CALLS_OF_PYTHON = ("vmap", "jvp of grad", "grad of scan", "while", "grad of cond", "grad of checkpoint")
+
+
 def body(of: Any, transform: str, names: Iterable[str] = FUNCTIONS) -> Body:
     """All these functions under this transform, of one device's rows."""
     return lambda x: TRANSFORMS[transform](lambda x: {name: FUNCTIONS[name](of, x) for name in names}, x)
