@@ -122,6 +122,10 @@ class StarNetwork:
         for namespace, device in self.devices(host):
             run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *rate.split())
 
+    def plug(self, host: int, *, is_in: bool) -> None:
+        """Takes a host's cable out at the switch's end, or puts it in again."""
+        run("ip", "-n", self.namespace(SWITCH), "link", "set", f"port{host}", "up" if is_in else "down")
+
     def devices(self, host: int | None = None) -> list[tuple[str, str]]:
         """Namespace and device of both ends of every link, or of one host's."""
         return [

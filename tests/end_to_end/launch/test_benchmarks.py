@@ -89,3 +89,16 @@ def test_trainings_wait_for_stragglers_as_long_as_they_must(tmp_path: Path) -> N
     # One of two hosts is slow at each step: synchronous ones always wait, others only for themselves.
     in_turns = "in turns, 10 times"
     assert times_s["synchronous", in_turns] > times_s["stale 4", in_turns]
+
+
+@STAR
+@pytest.mark.slow
+def test_a_training_survives_faults_with_the_same_bits(tmp_path: Path) -> None:
+    report = tmp_path / "faults.json"
+    settings = ["--minutes", "0.1", "--kinds", "kill", "--hosts", "2", "--world-size-min", "1", "--calm-s", "2"]
+    run("faults/faults.py", *settings, "--every", "5,6", "--json", str(report))
+    found = json.loads(report.read_text())
+    assert (found["wrong"], found["lost"], len(found["events"])) == (0, [], 1)
+    steps, other_bits = found["replayed"]
+    assert steps > 0
+    assert other_bits == 0
