@@ -8,26 +8,31 @@ from jax_passing.host.control.context import HostContext
 _OF_ONE_HOST = {AcceleratorError.__name__}
 
 
-def as_found(failure: Failure, rank: int, context: HostContext) -> Failure:
+def as_found(failure: Failure, rank: int, context: HostContext, *, in_sums: bool = False) -> Failure:
     """Blames a failure that this host has found. `ranks` of what is no interruption are those that alone can't go on;
     none: all hosts are wrong together.
 
-    Those that run the job have run the same programs so far, so a newcomer is the one whose program differs, or that
-    can't follow the others. If they differ from each other nobody knows who is right.
+    Those that run the job have run the same programs so far, so a newcomer is the one whose program differs from rank
+    0's, or that can't follow the others. If they differ from each other nobody knows who is right. `in_sums`: all hosts
+    find it, as that parameters differ.
     """
     newcomers = context.newcomers
     if context.met is None or failure.is_interruption or failure.ranks:
         return failure
     if rank in newcomers or failure.kind in _OF_ONE_HOST:
         return dataclasses.replace(failure, ranks=(rank,))
-    if failure.kind == ProgramMismatchError.__name__:
+    if in_sums and failure.kind == ProgramMismatchError.__name__:
         return dataclasses.replace(failure, ranks=tuple(newcomers))
     return failure
 
 
-def as_heard(failure: Failure, rank: int, context: HostContext) -> Failure:
+def for_host(failure: Failure, rank: int, context: HostContext) -> Failure:
     """Returns what a failure of the job means for this host: one that is another host's own is that host's loss."""
-    if context.met is None or failure.is_interruption or not failure.ranks or rank in failure.ranks:
+    if context.met is None:
+        return failure
+    if failure.is_interruption:
+        return dataclasses.replace(failure, message=to_go_on(failure.message))
+    if not failure.ranks or rank in failure.ranks:
         return failure
     who = names(failure.ranks)
     text = (

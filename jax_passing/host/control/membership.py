@@ -1,6 +1,5 @@
 """A host is a member of a job at its switches: it joins, hears and tells, fails, and leaves. This does no I/O."""
 
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -305,7 +304,8 @@ class Membership:
             case Heard(message) if self._has_begun:
                 self._take(shard, message)
             case Heard(messages.Failed(kind, text, ranks)):
-                self._not_joined(Failure(kind, text, ranks).exception(), shard)
+                failure = blame.for_host(Failure(kind, text, ranks), self._settings.rank, self._context)
+                self._not_joined(failure.exception(), shard)
             case Heard(message):
                 self._unread.append((shard, message))
             case Lost(error):
@@ -443,8 +443,7 @@ class Membership:
             case messages.Failed(kind, text, ranks):
                 # The host that missed a sum at its deadline doesn't know what this one waits for instead.
                 also = self._ledger.waiting() if kind == DeadlineExceededError.__name__ else ""
-                failure = Failure(kind, f"{text} {also}".rstrip(), ranks)
-                self.fail(blame.as_heard(failure, self._settings.rank, self._context), source=shard)
+                self.fail(Failure(kind, f"{text} {also}".rstrip(), ranks), source=shard)
             case messages.Left():
                 self._look_beyond(message)
             case messages.Bye():
@@ -525,7 +524,7 @@ class Membership:
         self.shards[shard].send(messages.GroupLost())
 
     def transport_failed(self, kind: str, message: str) -> None:
-        self._check(Failure(kind, message))
+        self.fail(blame.as_found(Failure(kind, message), self._settings.rank, self._context, in_sums=True))
 
     # Failing and leaving.
 
@@ -536,13 +535,11 @@ class Membership:
         """
         if self._failure is not None or self._is_closed:
             return
-        if self._context.met is not None and failure.is_interruption:
-            failure = dataclasses.replace(failure, message=blame.to_go_on(failure.message))
-        self._failure = failure
+        self._failure = own = blame.for_host(failure, self._settings.rank, self._context)
         if tell:
             self._tell(failure, source)
-        self.transport.fail(failure.kind, failure.message)
-        self._context.events.add(MemberFailed(self, failure))
+        self.transport.fail(own.kind, own.message)
+        self._context.events.add(MemberFailed(self, own))
 
     def _tell(self, failure: Failure, source: Shard | None) -> None:
         """Tells the switches before anybody here learns of it, and hangs up: else the others would only hear of a lost

@@ -4,7 +4,7 @@ import pytest
 
 from jax_passing.host.control import programs
 from jax_passing.protocol import control_messages as messages
-from support.host.driven import DrivenHost
+from support.host.driven import HELLO, WELCOME, DrivenHost
 from support.host.program_infos import identity, program
 
 ONE_LINE_MORE = program(identity(place=("train.py:42:9 in step",)))
@@ -31,8 +31,8 @@ def test_a_newcomer_with_another_program_says_that_it_is_wrong_itself():
     assert (one.ranks.failure.kind, one.ranks.failure.ranks) == ("ProgramMismatchError", (2,))
 
 
-@pytest.mark.parametrize("survivors", [0, 3])
-def test_nobody_knows_who_is_right_where_all_are_new_or_none(survivors):
+@pytest.mark.parametrize("survivors", [0, 2, 3])
+def test_nobody_knows_who_is_right_where_all_are_new_or_it_is_one_that_ran(survivors):
     told = runs_another_program(host(1, survivors))
     assert (told.kind, told.ranks) == ("ProgramMismatchError", ())
 
@@ -47,12 +47,22 @@ def test_for_those_that_run_the_job_such_a_newcomer_is_lost(rank):
     assert "Call session.rejoin on every other host" in failure.message
 
 
+def test_nor_does_it_end_a_host_that_another_switch_hasnt_welcomed_yet():
+    one = DrivenHost(0, met=messages.Met(5, 0, 3, 2, 7), switch=(("sw", 7171), ("sx", 7171)))
+    other = messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "x")
+    one.outside.calls[1].opens().says(other)
+    one.switch(0, HELLO, WELCOME, messages.Failed("ProgramMismatchError", "Hosts run different programs.", (2,)))
+    (error,) = one.told
+    assert (type(error).__name__, error.ranks) == ("HostLostError", (2,))
+
+
 def test_what_all_find_in_their_sums_is_the_newcomers_fault():
     """As parameters that differ, which no rank's own message tells."""
     found = ("ProgramMismatchError", "hosts hold different bits")
     one = host(0, survivors=2)
     one.ranks.host.transport_failed(*found)
-    assert one.ranks.failure.ranks == (2,)
+    assert one.switch(0) == [messages.Fail(*found, (2,))]
+    assert (one.ranks.failure.kind, one.ranks.failure.ranks) == ("HostLostError", (2,))
     newcomer = host(2, survivors=2)
     newcomer.ranks.host.transport_failed(*found)
     assert newcomer.ranks.failure.ranks == (2,)
