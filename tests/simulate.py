@@ -78,11 +78,9 @@ def tell(seed: int, wrong: str) -> None:
 
 def train(seeds: range, processes: int) -> bool:
     """Elastic trainings in storms; whether one of them failed."""
-    from simulation import training
+    from simulation import storms
 
-    outcome = runner.run_all(
-        seeds, processes, on_wrong=tell_of_training, stop_after=FOUND_MAX, attempt=training.attempt
-    )
+    outcome = runner.run_all(seeds, processes, on_wrong=tell_of_training, stop_after=FOUND_MAX, attempt=storms.attempt)
     print(f"hosts of elastic trainings that ended: {ends(outcome)}")
     counts = f"{outcome.seeds} trainings, {outcome.counts['steps']} steps, {outcome.counts['lines']} control messages"
     print(f"{counts}, {len(outcome.wrong)} wrong, {outcome.seconds:.0f} s")
@@ -120,9 +118,9 @@ def tell_of_training(seed: int, wrong: str) -> None:
 
 
 def train_once(seed: int) -> tuple[str, dict]:
-    from simulation import training  # in a process that has its planted bug by now
+    from simulation import storms  # in a process that has its planted bug by now
 
-    return training.attempt(seed)
+    return storms.attempt(seed)
 
 
 def find_plants(build: Path, seeds: int, processes: int) -> list[str]:

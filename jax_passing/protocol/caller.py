@@ -32,6 +32,11 @@ class Heard:
 
 
 @dataclass(frozen=True)
+class Alive:
+    """The switch has answered after `prove`."""
+
+
+@dataclass(frozen=True)
 class Lost:
     """The call has failed or ended. This comes at most once, and last, and not after `close`.
 
@@ -43,7 +48,7 @@ class Lost:
     error: Exception
 
 
-CallEvent = Greeted | Heard | Lost
+CallEvent = Greeted | Heard | Alive | Lost
 
 
 class KeyMismatchError(Exception):
@@ -93,6 +98,7 @@ class Caller(ABC):
         self._connection: Connection | None = None
         self.has_greeted = self.has_answered = self.is_secured = self._is_over = False
         self._lease: Lease | None = None  # from `keep_alive` on
+        self._proof: Lease | None = None  # from `prove` on, until it answers
         self.lease_s = 0.0
         self._timer: Timer = outside.call_later(timeout_s, self._on_late)
         try:
@@ -131,6 +137,21 @@ class Caller(ABC):
         if self._lease is None and not self._is_over:
             self._lease = Lease(self._outside, min(self.lease_s, lease_max_s), self._on_silence, self._beat)
 
+    def prove(self, within_s: float) -> None:
+        """Asks the switch for a sign of life: reports Alive, or that it is lost if it says nothing within this time, in
+        which this process is awake. To be called after `keep_alive`."""
+        if self._proof is None and not self._is_over:
+            self._proof = Lease(self._outside, within_s, self._on_no_proof)
+            self.send(messages.Heartbeat())
+
+    def _on_no_proof(self) -> None:
+        assert self._proof is not None
+        self._end(TimeoutError(f"it didn't answer within {self._proof.lease_s:g} s"))
+
+    @property
+    def is_kept_alive(self) -> bool:
+        return self._lease is not None
+
     def _beat(self) -> None:
         self.send(messages.Heartbeat())
 
@@ -150,9 +171,10 @@ class Caller(ABC):
     def _stop(self) -> None:
         self._is_over = True
         self._timer.cancel()
-        if self._lease is not None:
-            self._lease.stop()
-            self._lease = None  # it leads back here
+        for lease in (self._lease, self._proof):
+            if lease is not None:
+                lease.stop()
+        self._lease = self._proof = None  # they lead back here
         self._report = _nobody  # that leads back here as well
 
     def _end(self, error: Exception) -> None:
@@ -182,6 +204,10 @@ class Caller(ABC):
             self.has_answered = True
         try:
             message = self.decode(line)
+            if self._proof is not None:
+                self._proof.stop()
+                self._proof = None
+                self._report(Alive())
             if self._lease is not None and isinstance(message, messages.Heartbeat):
                 return
             if self.has_greeted:

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from jax_passing.config import LEASE_S, RANKS_MAX, LeaseSeconds, Seconds
 from jax_passing.protocol.all_versions import Message
-from jax_passing.protocol.message_fields import Facts, MeetingId, Name, Rank, Version
+from jax_passing.protocol.message_fields import Facts, MeetingId, Name, Rank, ShardSet, Version
 
 
 class Meet(Message, frozen=True):
@@ -24,6 +24,8 @@ class Meet(Message, frozen=True):
     waits for more than the hosts that must be waited for, `deadline_s`: in all. `aside`: it waits at a switch that goes
     before this one, too, and would rather meet there. `rehearses`: it hasn't compiled its programs yet, and does so by
     itself if the job runs without it. `started_as`: the rank that its launcher gave it. `lease_s`, `alike`: as in Join.
+    `ready`: else it only says that it lives, and will wait. `dark`: those of its switches, as indices, that don't
+    answer, where the others may do.
     """
 
     protocol_version: Version
@@ -43,6 +45,8 @@ class Meet(Message, frozen=True):
     rehearses: bool = False
     started_as: Rank | None = None
     alike: Facts = msgspec.field(default_factory=dict)
+    ready: bool = True
+    dark: ShardSet = ()
 
 
 class Rehearse(Message, frozen=True):
@@ -55,7 +59,8 @@ class Rehearse(Message, frozen=True):
 class Met(Message, frozen=True):
     """The switch tells all hosts that meet their rank and world size.
 
-    `survivors`: the ranks below have the state after `step`, or after the next one; None: nobody has any.
+    `survivors`: the ranks below have the state after `step`, or after the next one; None: nobody has any. `dark`: those
+    of their switches that don't answer one of them, or more: they join at the others.
     """
 
     meeting: MeetingId
@@ -63,3 +68,4 @@ class Met(Message, frozen=True):
     world_size: Annotated[int, Meta(ge=1, le=RANKS_MAX)]
     survivors: Annotated[int, Meta(ge=0, le=RANKS_MAX)]
     step: Annotated[int, Meta(ge=0)] | None = None
+    dark: ShardSet = ()

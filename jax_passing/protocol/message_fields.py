@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from jax_passing.config import RANKS_MAX
+from jax_passing.config import RANKS_MAX, SHARDS_MAX
 from jax_passing.protocol.keys import KEY_BYTES
 
 LEVELS_MAX = 8
@@ -20,6 +20,7 @@ Version = Annotated[int, Meta(ge=0, le=1 << 31)]  # a fact of a host has room fo
 Port = Annotated[int, Meta(ge=1, le=65535)]
 Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
 RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
+ShardSet = Annotated[tuple[Annotated[int, Meta(ge=0, lt=SHARDS_MAX)], ...], Meta(max_length=SHARDS_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix

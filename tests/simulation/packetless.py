@@ -4,7 +4,7 @@ It needs nothing but what is installed.
 """
 
 from jax_passing.switch.data_planes.data_plane import MulticastGroup
-from simulation.switches import SwitchMachine
+from simulation.switches import LEASE_S, SwitchMachine
 from simulation.world import World
 from support.switch.control import RecordingDataPlane
 
@@ -40,12 +40,12 @@ class PacketlessDataPlane(RecordingDataPlane):
     def probe(self, group, job, epoch, nonce): ...
 
 
-def packetless_world(seed):
-    return World(seed, NoPackets(), line_delay_s=LINE_DELAY_S)
+def packetless_world(seed, line_delay_s=LINE_DELAY_S):
+    return World(seed, NoPackets(), line_delay_s=line_delay_s)
 
 
-def packetless_switch(world, number):
-    return SwitchMachine(world, number, lambda _: PacketlessDataPlane(world), slots_per_job=256)
+def packetless_switch(world, number, lease_s=LEASE_S):
+    return SwitchMachine(world, number, lambda _: PacketlessDataPlane(world), slots_per_job=256, lease_s=lease_s)
 
 
 class NoSocket:

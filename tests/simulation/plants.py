@@ -125,7 +125,7 @@ def _waits_for_rehearsals() -> None:
 
     def patched(self, seat, world_size):
         true(self, seat, world_size)
-        seat.is_rehearsing = False
+        seat.is_rehearsing, seat.meeting = False, self._last
 
     Meeting._rehearse = patched
 
@@ -146,6 +146,40 @@ def _blames_all() -> None:
     from jax_passing.host.control import blame
 
     blame.as_found = lambda failure, rank, context, in_sums=False: failure
+
+
+def _takes_a_silent_switch_for_one_that_answers() -> None:
+    from jax_passing.protocol.caller import Alive, Caller
+
+    Caller.prove = lambda self, within_s: self._report(Alive())
+
+
+def _waits_for_a_dark_switch_each_time() -> None:
+    from jax_passing.host.control import meeting_point
+    from jax_passing.protocol.caller import CONNECT_TIMEOUT_S
+
+    meeting_point.ANSWER_S = meeting_point.DARK_ANSWER_S = CONNECT_TIMEOUT_S
+
+
+def _hosts_say_that_they_live_when_they_are_ready() -> None:
+    from jax_passing.host.control.meeting import Meeting
+
+    Meeting.attend = lambda self, lost: None
+
+
+def _waits_for_who_never_came() -> None:
+    from jax_passing.switch.meetings import absence
+
+    absence.GRACE_S = float("inf")
+
+
+def _lets_anybody_go_on() -> None:
+    from dataclasses import replace
+
+    from jax_passing.switch.meetings import meetings
+
+    true = meetings.parties_of
+    meetings.parties_of = lambda waiting, held: replace(true(waiting, held), quorum=0)
 
 
 IN_PYTHON: dict[str, Callable[[], None]] = {
@@ -170,6 +204,13 @@ IN_TRAININGS: dict[str, Callable[[], None]] = {
     "a meeting takes hosts that have to compile": _takes_who_must_compile,
     "a newcomer isn't compared with those that run the job": _compares_no_newcomer,
     "a newcomer's program is everybody's fault": _blames_all,
+    "a silent switch with which a host is connected counts as one that answers": (
+        _takes_a_silent_switch_for_one_that_answers
+    ),
+    "each meeting waits for a dark switch": _waits_for_a_dark_switch_each_time,
+    "a host that is busy doesn't say that it lives": _hosts_say_that_they_live_when_they_are_ready,
+    "a standby waits for hosts that never came": _waits_for_who_never_came,
+    "meetings have no quorum": _lets_anybody_go_on,
 }
 """The elastic trainings find these."""
 

@@ -175,7 +175,7 @@ class SimulatedSwitch(Process):
         self.plane = ControlPlane(
             self.data_plane,
             self,
-            SwitchSettings(lease_s=LEASE_S, slots_per_job=machine.slots_per_job, parent=machine.parent),
+            SwitchSettings(lease_s=machine.lease_s, slots_per_job=machine.slots_per_job, parent=machine.parent),
             machine.switch_key,
         )
         self.world.listeners[self.address] = self
@@ -214,9 +214,11 @@ class SwitchMachine(Machine):
         slots_per_job: int,
         parent: int | None = None,
         switch_key: bytes | None = None,
+        lease_s: float = LEASE_S,
     ):
         self.address = address_of(number)
         super().__init__(world, self.address[0])
+        self.lease_s = lease_s
         self.make_data_plane, self.slots_per_job, self.switch_key = make_data_plane, slots_per_job, switch_key
         self.parent = None if parent is None else address_of(parent)
         self._dead = None

@@ -4,14 +4,13 @@ A sum is complete when all members of an epoch have given their part; each of th
 failure before. What a host has computed is a chain of hashes: equal only if the same steps were taken by as many hosts.
 """
 
-from collections import Counter
 from types import SimpleNamespace
 
 from jax_passing.config import Settings
 from jax_passing.errors import InterruptionError
 from jax_passing.host.control.joining import Joining, Rehearsal
-from simulation.packetless import NoSocket, NoTransport, packetless_switch, packetless_world
-from simulation.runner import what_was_raised
+from simulation.packetless import LINE_DELAY_S, NoSocket, NoTransport, packetless_switch, packetless_world
+from simulation.switches import LEASE_S
 from simulation.world import Machine, Process, ViolationError
 
 STEPS = 12
@@ -64,6 +63,7 @@ class Host:
       end: why it is over; None until then.
       ended_s: when that was.
       met_s: when it began to wait for the others, the last time.
+      busy_s: how long it takes to notice the next failure.
       new_in: the meeting in which it was a newcomer; None until then.
     """
 
@@ -71,22 +71,24 @@ class Host:
         """`wrong`: in what it isn't like the others: in its "wire", its "program", or as it doesn't "meet" them."""
         self.training, self.world, self.number, self.wrong = training, training.world, number, wrong
         self.process = TrainingProcess(self)
-        first, *standby = (switch.address for switch in training.switches)
+        addresses = [switch.address for switch in training.switches]
         settings = Settings(
-            switch=(first,),
-            standby=tuple(standby),
+            switch=tuple(addresses[: training.shards]),
+            standby=tuple(addresses[training.shards :]),
             job="training",
             rank=rank,
             world_size=training.wanted,
             world_size_min=None if wrong == "meet" else training.least,
             join_deadline_s=DEADLINE_S,
             wire_dtype="int8" if wrong == "wire" else "full",
+            lease_s=training.lease_s,
         )
         self.joining, self.ranks, self.rank = Joining(self.process, settings), None, rank
         self.step, self.value, self.before = None, None, None
         self.phase, self.end, self.epoch, self.sums_started = "new", None, None, 0
         self.has_compiled, self.new_in, self.met_s, self.ended_s = False, None, 0.0, 0.0
         self.lost, self.has_been_right = (), False
+        self.busy_s = 0.0
         self.meet(())
 
     @property
@@ -102,10 +104,13 @@ class Host:
     def stop(self, for_s):
         self.process.machine.pause(for_s)
 
-    def die(self):
-        if self.end is None:
+    def die(self, *, is_noticed=True):
+        if self.end is None and is_noticed:
             self.process.end()
             self.leave("died")
+        elif self.end is None:
+            self.end, self.phase = "died", "over"
+            self.process.end(is_noticed=False)
 
     def leave(self, end):
         self.end, self.phase, self.ended_s = end, "over", self.world.now()
@@ -150,7 +155,7 @@ class Host:
             assert joined.step <= self.step <= joined.step + 1, "more than one step is lost"
             if self.step != joined.step:
                 self.step, self.value = self.before  # it was one step ahead
-        self.epoch = joined.ranks.host.shards[0].hello.instance, joined.ranks.host.epoch
+        self.epoch = tuple((shard.hello.instance, shard.welcome.epoch) for shard in joined.ranks.host.shards)
         if self.wrong == "wire" and joined.survivors:
             raise ViolationError(f"host {self.number} has another wire than those that it joins")
         joined.ranks.host.program(PROGRAMS[self.wrong == "program"])
@@ -199,7 +204,7 @@ class Host:
         assert len({*parts.values()}) == 1, f"hosts of one epoch differ: {parts}"
         self.before = self.step, self.value
         self.step, self.value = self.step + 1, hash((self.value, len(parts)))
-        if self.step == STEPS:
+        if self.step == self.training.steps:
             self.ranks.leave(lambda _: None)
             self.leave("done")
         else:
@@ -214,7 +219,8 @@ class Host:
             self.later(0.0, lambda: self.leave(f"refused: {failure.message}"))
             return
         # The thread that trains notices when it next sums.
-        self.later(self.world.random.expovariate(1 / 0.3), lambda: self.meet(failure.ranks))
+        busy_s, self.busy_s = self.busy_s, 0.0
+        self.later(busy_s + self.world.random.expovariate(1 / 0.3), lambda: self.meet(failure.ranks))
 
 
 class Training:
@@ -225,13 +231,30 @@ class Training:
       failures: (when, kind), as a host has heard.
     """
 
-    def __init__(self, seed, *, hosts, least=1, standby=False, straggling=0.0, compiling=0.0):
-        """`straggling`, `compiling`: how often a host computes, or compiles, for up to 30, or 100, s."""
-        self.world = packetless_world(seed)
+    def __init__(
+        self,
+        seed,
+        *,
+        hosts,
+        least=1,
+        standby=False,
+        shards=1,
+        straggling=0.0,
+        compiling=0.0,
+        line_delay_s=LINE_DELAY_S,
+        lease_s=LEASE_S,
+        steps=STEPS,
+    ):
+        """`shards`: switches of the job. `straggling`, `compiling`: how often a host computes, or compiles, for up to
+        30, or 100, s."""
+        self.shards, self.lease_s = shards, lease_s
+        self.steps = steps
+        self.world = packetless_world(seed, line_delay_s)
         self.wanted, self.least, self.straggling, self.compiling = hosts, least, straggling, compiling
         self.is_calm = True  # nothing has happened yet but that hosts died
-        self.switches = [packetless_switch(self.world, number) for number in range(2 if standby else 1)]
+        self.switches = [packetless_switch(self.world, number, lease_s) for number in range(shards + standby)]
         self.failures, self._sums = [], {}
+        self._epochs = []  # in which sums were completed, in this order
         self.hosts = []
         self._next = 1
         for rank in range(hosts):
@@ -248,9 +271,33 @@ class Training:
         members[host.rank] = (host, part, done)
         if len(members) < host.met.world_size:
             return
+        self._complete(host.epoch, members)
+
+    def _complete(self, epoch, members):
+        """Completes a sum when all its hosts reach its switches, if these still have the epoch by then."""
+        switches = [self._switch_of(*shard) for shard in epoch]
+        if None in switches:
+            return  # they hear of it
+        hosts = [host.process.machine for host, _, _ in members.values()]
+        ways = [way for host in hosts for one in switches for way in (one.blocked_us(host), host.blocked_us(one))]
+        if max(*ways, *(one.paused_until_us for one in switches)) > self.world.now_us:
+            self.world.call_later(0.05, lambda: self._complete(epoch, members))
+            return
+        if epoch not in self._epochs:
+            self._epochs.append(epoch)
+        if epoch != self._epochs[-1]:
+            raise ViolationError(f"two parts of the job train apart: {self._epochs}")
         parts = {rank: given for rank, (_, given, _) in sorted(members.items())}
         for one, _, then in members.values():
-            self._hear(one, host.epoch, parts, then)
+            self._hear(one, epoch, parts, then)
+
+    def _switch_of(self, instance, number):
+        """Returns the machine of the switch with this instance, if this epoch runs there; else None."""
+        for switch in self.switches:
+            process = switch.process
+            if process is not None and process.plane.instance == instance:
+                return switch if any(one.number == number for one in process.plane.jobs.epochs()) else None
+        return None
 
     def _hear(self, host, epoch, parts, then):
         host.later(self.world.random.uniform(0, 0.2), lambda: host.is_in(epoch) and then(parts))
@@ -290,7 +337,7 @@ class Training:
         if not self.run_until(lambda: len(self.hosts) >= self.wanted and not self.alive(), LIMIT_S):
             hang = [(host.number, host.phase, host.step) for host in self.alive()]
             raise ViolationError(f"these hosts hang: {hang}")
-        self.run_until(lambda: False, COMPILES_MAX_S + 2.5 * DEADLINE_S)  # one that was started too late is alone
+        self.run_until(lambda: False, COMPILES_MAX_S + 4 * DEADLINE_S)  # one that was started too late is alone
         for switch in self.switches:
             if switch.process is not None and (left := switch.process.leftovers()):
                 raise ViolationError(f"left at the end: {', '.join(left)}")
@@ -298,48 +345,3 @@ class Training:
     def run_until(self, is_over, limit_s):
         """Returns whether it is over, within so long."""
         return self.world.run(is_over, self.world.now() + limit_s)
-
-
-def storm(seed):
-    """Anything at any time. Hosts that are lost are started again, some of them."""
-    training = Training(
-        seed, hosts=2 + seed % 3, least=1 + seed % 2, standby=seed % 4 == 0, straggling=0.01, compiling=0.3
-    )
-    random = training.world.random
-    for _ in range(random.randint(1, 5)):
-        training.world.call_later(random.uniform(0, 20.0), lambda: strike(training))
-    return training
-
-
-def strike(training):
-    random, alive = training.world.random, training.alive()
-    if not alive:
-        return
-    if training.has_state and random.random() < 0.3:
-        training.start(random.randrange(training.wanted), random.choice(["wire", "program", "meet"]))
-    host, what = random.choice(alive), random.random()
-    if what < 0.5:
-        host.die()
-        if random.random() < 0.8:
-            training.world.call_later(random.uniform(0, 5.0), lambda: training.start(host.rank))
-    elif what < 0.7:
-        training.is_calm = False
-        host.stop(random.uniform(0.01, STRAGGLES_MAX_S))
-    elif what < 0.85:
-        switch = random.choice(training.switches)
-        training.is_calm = False
-        switch.go_down()
-        training.world.call_later(random.uniform(0, 5.0), switch.begin)
-    else:
-        training.cut(host, random.randrange(len(training.switches)), random.uniform(0.1, 10.0))
-
-
-def attempt(seed: int) -> tuple[str, dict]:
-    """Runs a training in a storm. Returns what is wrong with it, if anything, and counts."""
-    training, wrong = storm(seed), ""
-    try:
-        training.run()
-    except Exception as error:
-        wrong = what_was_raised(error)
-    ends = Counter(f"end: {(host.end or 'hangs').partition(':')[0]}" for host in training.hosts)
-    return wrong, {"steps": sum(host.step or 0 for host in training.hosts), "lines": training.world.lines, **ends}

@@ -21,11 +21,12 @@ from jax_passing.errors import (
 from jax_passing.host.control import blame
 from jax_passing.host.control.contact import RETRY_S
 from jax_passing.host.control.context import Events, HostContext
-from jax_passing.host.control.meeting import Meeting, Met, NotMet, Rehearses
-from jax_passing.host.control.membership import MemberEvent
+from jax_passing.host.control.meeting import Meeting, Met, NotMet, Rehearses, SeatLost
+from jax_passing.host.control.membership import MemberEvent, MemberFailed, Membership
 from jax_passing.host.control.outside import HostOutside
 from jax_passing.host.control.ranks import Ranks, device_ranks
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.caller import CONNECT_TIMEOUT_S
 from jax_passing.protocol.outside import Timer
 
 log = logging.getLogger("jax_passing")
@@ -62,8 +63,9 @@ class Joining:
         meets = bool(settings.standby) or settings.world_size_min is not None
         self._meeting = Meeting(self._context) if meets else None
         self._ranks: Ranks | None = None  # of the last join, or on their way
-        self._is_over = False
+        self._is_over = self._has_joined = False
         self._retry: Timer | None = None
+        self._greetings: Timer | None = None  # of the switches, once the hosts have met
 
     @property
     def met(self) -> messages.Met | None:
@@ -84,7 +86,7 @@ class Joining:
         ranks."""
         self._step, self._lost, self._on_joined, self._on_failed = step, lost, on_joined, on_failed
         self._rehearses = rehearses
-        self._is_over = False
+        self._is_over = self._has_joined = False
         self._until = self._outside.now() + self._settings.join_deadline_s
         if self._meeting is None:
             self._join(self._context)
@@ -108,7 +110,7 @@ class Joining:
             self.close()
             self._on_failed(error)
 
-    def _on(self, event: Met | Rehearses | NotMet | MemberEvent) -> None:
+    def _on(self, event: Met | Rehearses | NotMet | SeatLost | MemberEvent) -> None:
         match event:
             case Met(point, met):
                 self._on_met(point, met)
@@ -116,12 +118,41 @@ class Joining:
                 self._on_rehearses(world_size)
             case NotMet(error):
                 self._fail(error)
-            case _ if self._ranks is not None:
-                match self._ranks.receive(event):
-                    case Ranks() as ranks:
-                        self._on_ranks(ranks)
-                    case PassingError() as error:
-                        self._on_no_ranks(error)
+            case SeatLost():
+                self._on_seat_lost()
+            case MemberFailed(member, failure) if self._has_joined and self._is_elastic and member is self._host:
+                self._receive(event)
+                assert self._meeting is not None
+                self._meeting.attend(failure.ranks)
+            case _:
+                self._receive(event)
+
+    def _receive(self, event: MemberEvent) -> None:
+        if self._ranks is None:
+            return
+        match self._ranks.receive(event):
+            case Ranks() as ranks:
+                self._on_ranks(ranks)
+            case PassingError() as error:
+                self._on_no_ranks(error)
+
+    @property
+    def _is_elastic(self) -> bool:
+        return self._settings.world_size_min is not None
+
+    @property
+    def _host(self) -> Membership | None:
+        return None if self._ranks is None else self._ranks.host
+
+    def _on_seat_lost(self) -> None:
+        """Lets it not try to join at a switch that is gone."""
+        if self._ranks is not None and not self._has_joined and not self._is_over:
+            self._ranks.close()
+            self._on_no_ranks(SwitchLostError("A switch of the hosts that have met is gone."))
+
+    def _on_no_greeting(self) -> None:
+        if self._host is not None and any(shard.hello is None for shard in self._host.shards):
+            self._on_seat_lost()
 
     def _on_met(self, point: int, met: messages.Met) -> None:
         settings, meeting = self._settings, self._meeting
@@ -136,9 +167,12 @@ class Joining:
                 self._step = None  # what it has is of another time
         self._point = point
         seed = _seed_after(met.step, settings.seed)
-        context = self._context.replace(switch=meeting.points[point], rank=rank, world_size=world_size, seed=seed)
+        switches = meeting.switches(point, met)
+        context = self._context.replace(switch=switches, rank=rank, world_size=world_size, seed=seed)
         if settings.world_size_min is not None:
             context = dataclasses.replace(context, met=met, started_as=settings.rank)
+        self._has_joined = False
+        self._greetings = self._outside.call_later(CONNECT_TIMEOUT_S, self._on_no_greeting)
         self._join(context)
 
     def _on_rehearses(self, world_size: int) -> None:
@@ -150,7 +184,15 @@ class Joining:
         else:
             self._on_joined(Rehearsal(world_size - 1, world_size, devices))
 
+    def _stop_waiting(self) -> None:
+        if self._greetings is not None:
+            self._greetings.cancel()
+
     def _on_ranks(self, ranks: Ranks) -> None:
+        self._stop_waiting()
+        self._has_joined = True
+        if self._meeting is not None:
+            self._meeting.has_begun()
         joined = Joined(ranks, self._joined_as.rank, self._joined_as.world_size)
         if self._settings.world_size_min is not None and self.met is not None:
             joined = joined._replace(step=self.met.step, survivors=self.met.survivors)
@@ -161,12 +203,13 @@ class Joining:
     def _on_no_ranks(self, error: PassingError) -> None:
         """It tries once more if a host or the switch is lost before all have joined."""
         self._ranks = None
+        self._stop_waiting()
         match error:
             case _ if self._meeting is None:
                 self._fail(error)
             case AuthenticationError():
                 self._fail(error)
-            case NoSlotsError() | SwitchUnreachableError() if len(self._points) > 1:
+            case NoSlotsError() | SwitchUnreachableError() if self._settings.standby and len(self._points) > 1:
                 log.warning("%s Going to the standby.", error)
                 self._points.remove(self._point)
                 self._meet()
@@ -185,15 +228,18 @@ class Joining:
 
     @property
     def _runs(self) -> bool:
-        """Says whether this host is one of those that run an elastic job, by what was agreed on last."""
-        met = self.met
-        return self._settings.world_size_min is not None and met is not None and met.rank < met.survivors
+        """Says whether this host is one of those that run an elastic job, by what was agreed on last, or was one."""
+        meeting, met = self._meeting, self.met
+        if meeting is None or met is None or not self._is_elastic:
+            return False
+        return met.rank < met.survivors or meeting.has_run
 
     def close(self) -> None:
         """Gives up the seat, if there is one, and the ranks. Bounded in time."""
         self._is_over = True
         if self._retry is not None:
             self._retry.cancel()
+        self._stop_waiting()
         if self._meeting is not None:
             self._meeting.close()
         if self._ranks is not None:

@@ -19,10 +19,13 @@ from jax_passing.host.control.contact import DEADLINE_GRACE_S, RETRY_S, Contact,
 from jax_passing.host.control.stalls import Wait
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
-from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
+from jax_passing.protocol.caller import Alive, CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Outside, Timer
 
 log = logging.getLogger("jax_passing")
+
+ANSWER_S = 1.0  # in which a switch answers, or hosts meet without it: they come back to it when it does
+DARK_ANSWER_S = 0.25  # of one that didn't answer the last time
 
 Switches = tuple[tuple[str, int], ...]  # of a job: those of `switch`, or a standby
 
@@ -31,11 +34,14 @@ class MeetingOfPoint(Protocol):
     """A meeting point asks this of the meeting that it belongs to (meeting.py)."""
 
     is_on: bool
+    is_ready: bool
 
     @property
     def outside(self) -> Outside: ...
     @property
     def left_s(self) -> float: ...
+    @property
+    def first_answer_s(self) -> float | None: ...
     @property
     def whose(self) -> str: ...
     @property
@@ -58,6 +64,7 @@ class MeetingOfPoint(Protocol):
 
     def on_rehearse(self, index: int, world_size: int) -> None: ...
     def gave_up(self) -> None: ...
+    def lost_seat(self) -> None: ...
 
 
 class MeetingPoint:
@@ -71,8 +78,10 @@ class MeetingPoint:
     def __init__(self, meeting: MeetingOfPoint, index: int, switches: Switches):
         self._meeting, self._outside, self._index = meeting, meeting.outside, index
         self._switches = switches
+        self._answers = True  # the last time
         self._retry: Timer | None = None
         self._late: Timer | None = None
+        self._patience: Timer | None = None
         self._wait: Wait | None = None
         self._seat: Contact | None = None
         self._calls: list[Contact] = []  # to see whether its other switches answer, as the job needs all of them
@@ -84,12 +93,12 @@ class MeetingPoint:
         self.is_reached: bool | None = None
         self.error: PassingError | None = None
         self._problem: Exception | None = None
-        self._told: bool | None = None  # whether it waits aside
+        self._told: messages.Meet | None = None
         self.stop_waiting()
 
     def stop_waiting(self) -> None:
         """Ends what goes on here, but the seat stays."""
-        for timer in (self._retry, self._late):
+        for timer in (self._retry, self._late, self._patience):
             if timer is not None:
                 timer.cancel()
         if self._wait is not None:
@@ -109,12 +118,24 @@ class MeetingPoint:
         meeting = self._meeting
         first, *others = self._switches
         self._late = self._outside.call_later(max(0.0, meeting.left_s) + DEADLINE_GRACE_S, self._on_late)
-        self._unanswered = len(others) + (self._seat is None)
+        self._unanswered = len(others) + 1
         self._calls = [meeting.contact(other, self._on_call) for other in others]
+        if self._seat is not None and self._seat.has_greeted and not self._seat.is_kept_alive:
+            self._seat.close()  # its switch loses patience with a host that has said nothing yet
+            self._seat = None
         if self._seat is None:
             self._seat = meeting.contact(first, self._on_seat)
-        if not self._unanswered:
-            self._on_reached()
+        elif self._seat.has_greeted:
+            self._seat.prove(ANSWER_S)  # the connection to a switch that has stopped stays open
+        if self.is_reached is None:
+            patience_s = ANSWER_S if self._answers else DARK_ANSWER_S
+            self._patience = self._outside.call_later(meeting.first_answer_s or patience_s, self._on_no_answer)
+
+    def _on_no_answer(self) -> None:
+        """Lets this host be at the other points as if it couldn't be here, until all switches here have answered."""
+        if self.is_reached is None:
+            self.is_reached = self._answers = False
+            self._meeting.tell_points()
 
     def _on_call(self, event: CallEvent) -> None:
         """Takes what happens at a switch at which this host doesn't meet: it is called to see whether it answers."""
@@ -130,7 +151,7 @@ class MeetingPoint:
             self._on_reached()
 
     def _on_reached(self) -> None:
-        self.is_reached = True
+        self.is_reached = self._answers = True
         for call in self._calls:
             call.close()
         self._calls = []
@@ -138,12 +159,15 @@ class MeetingPoint:
 
     def tell(self, aside: bool) -> None:
         """`aside`: this host waits at a meeting point that goes before this one, too."""
-        if not self.is_reached or self._told == aside or self._seat is None:
+        if not self.is_reached or self._seat is None:
             return
-        self._told = aside
-        self._seat.send(self._meeting.message(self._index, aside))
+        said = self._meeting.message(self._index, aside)
+        if self._told is not None and (self._told.aside, self._told.dark) == (said.aside, said.dark):
+            return
+        self._told = said
+        self._seat.send(said)
         self._seat.keep_alive(self._meeting.lease_s)
-        if self._wait is None:
+        if self._wait is None and self._meeting.is_ready:
             self._wait = self._meeting.wait(address_text(*self._switches[0]), self._seat)
 
     def _call_failed(self, error: Exception) -> None:
@@ -153,12 +177,12 @@ class MeetingPoint:
             return
         left_s, is_first = self._meeting.left_s, self._problem is None
         self._problem = error
-        self.is_reached, self._told = False, None
+        self.is_reached, self._told, self._answers = False, None, False
         self.stop_waiting()
         if self._seat is not None and not self._seat.has_greeted:
             self._seat.close()
             self._seat = None
-        if is_first:
+        if is_first and self._meeting.is_ready:
             log.warning("No switch answered at %s (%s): trying for %.0f s", self.who, error, max(0.0, left_s))
         if left_s <= RETRY_S:
             self._give_up(no_answer(self.who, "until the deadline", error))
@@ -181,14 +205,16 @@ class MeetingPoint:
             case Greeted(hello) if hello.protocol_version != messages.PROTOCOL_VERSION:
                 versions = hello.protocol_version, self._meeting.whose, messages.PROTOCOL_VERSION
                 self._give_up(JoinError(protocol_difference(address_text(*self._switches[0]), *versions, "that host")))
-            case Greeted():
+            case Greeted() | Alive():
                 self._answered()
             case Heard(message) if self._meeting.is_on:
                 self._hear(message)
             case Lost(error):
-                self._seat = None
+                self._seat, self._answers = None, False
                 if self._meeting.is_on and self.error is None:
                     self._call_failed(error)
+                else:
+                    self._meeting.lost_seat()
 
     def _hear(self, message: messages.FromParent) -> None:
         match message:

@@ -179,8 +179,9 @@ class Shard:
         self.send(join)
         self.calls.contact.keep_alive(join.lease_s)
 
-    def why_not_joined(self, error: Exception) -> PassingError:
-        """Returns what to tell the user if the call has ended so while this host waited for the others."""
+    def why_not_joined(self, error: Exception, silent: type[PassingError] = SwitchLostError) -> PassingError:
+        """Returns what to tell the user if the call has ended so while this host waited for the others. `silent`: what
+        it is if the switch said nothing; hosts that meet do so again if it is lost."""
         join, hello = self._join, self.hello
         assert join is not None
         assert hello is not None
@@ -188,7 +189,7 @@ class Shard:
             who = f"rank {join.rank} of job {join.job!r}"
             return JoinError(protocol_difference(self.name, version, who, join.protocol_version, "that host"))
         if isinstance(error, TimeoutError):
-            return JoinError(
+            return silent(
                 f"The switch at {self.name} said nothing any more while rank {join.rank} waited to join job "
                 f"{join.job!r} ({error}). It is stopped, or the network between is cut. Look at the switch, then call "
                 "jax_passing.init again."
@@ -343,7 +344,7 @@ class Membership:
             return
         late = next(shard for shard in self.shards if not shard.is_welcomed)
         waited_s = self._outside.now() - self._until + self._settings.join_deadline_s
-        self._not_joined(late.why_not_joined(TimeoutError(f"it waited {waited_s:.1f} s")))
+        self._not_joined(late.why_not_joined(TimeoutError(f"it waited {waited_s:.1f} s"), JoinError))
 
     def _check_distinct(self) -> None:
         by_instance: dict[str, Shard] = {}

@@ -209,6 +209,7 @@ class EpochStart:
         if not self._add_job(epoch, above, secrets):
             return
         epoch.on(Event.ALL_PREPARED)
+        epoch.job.began = {join.instance for join in epoch.joined().values()}
         self._welcome(epoch, above, secrets)
         self._counts["epochs_started"] += 1
         log.info(

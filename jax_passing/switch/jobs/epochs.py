@@ -185,3 +185,5 @@ class Job:
     number: int  # on the wire; another one when it has had all epochs
     epoch: Epoch | None = None  # the one that forms or runs
     lost: set[str] = field(default_factory=set)  # instances of the hosts whose loss ended the last epoch
+    began: set[str] = field(default_factory=set)  # instances of the hosts of the epoch that has begun last
+    held: dict[int, int] = field(default_factory=dict)  # meetings (switch/meetings): their hosts, by their numbers

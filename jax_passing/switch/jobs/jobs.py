@@ -27,7 +27,7 @@ JOBS_MAX = 4096  # remembered ones, for their numbers
 
 
 class JobTable:
-    """The table has all jobs, and the slots that they hold."""
+    """The table has all jobs, and the slots that they hold. `lease_s`: a host that is silent for so long is lost."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class JobTable:
         """Makes an empty table. `uplink_for`: of a switch with a parent, makes an epoch's way to that."""
         self._data_plane = data_plane
         self._outside = outside
-        self._lease_s = lease_s
+        self.lease_s = lease_s
         self._uplink_for = uplink_for
         self._jobs: dict[str, Job] = {}
         self._numbers = Numbers(outside)
@@ -95,7 +95,7 @@ class JobTable:
             raise RefusalError(
                 f"Job {job.name!r} is running (epoch {epoch.number}) and rank {join.rank} is in it. Stop that run, or "
                 f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
-                f"{self._lease_s:g} s; then the job can be joined again."
+                f"{self.lease_s:g} s; then the job can be joined again."
             )
         elif epoch.state is EpochState.PREPARING and epoch.uplink is not None:
             # The parent counts on the ranks that were here, and we have said that these are prepared.

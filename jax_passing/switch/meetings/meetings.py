@@ -19,6 +19,7 @@ from jax_passing.switch.jobs.admission import RefusalError, check_path
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
+from jax_passing.switch.meetings.absence import away, may_come, unseen
 from jax_passing.switch.meetings.parties import Parties, newcomers_of, parties_of
 from jax_passing.switch.meetings.rack_seats import SeatsOfRack
 from jax_passing.switch.meetings.seats import HostSeat, Refuse, Seat, ToHost
@@ -116,7 +117,10 @@ class Meeting:
         self._outside = outside
         self._refuse = refuse
         self._forget = forget
-        self._last = 0  # the number of the last meeting that was held here
+        # The meetings that were held here, with how many hosts. Who comes next was in the last one, or in an earlier
+        # one if not all have joined after the last.
+        known = jobs.of(job)
+        self._held: dict[int, int] = {} if known is None else dict(known.held)
         self._seats: list[HostSeat] = []
         self._met: set[str] = set()  # the instances of the hosts that met last
         self._is_incomplete = False  # whether one of these is gone, while the others may be joining already
@@ -131,6 +135,7 @@ class Meeting:
                 self._refuse(seat.connection, self.job, text, JoinError.__name__)
                 return
             self._seats.append(seat)
+            seat.came = self._outside.now()
         seat.asks(said, self._outside.now())
         for other in [other for other in self._seats if other is not seat and other.instance == seat.instance]:
             self._seats.remove(other)  # the same process: it gave an old connection up
@@ -144,8 +149,13 @@ class Meeting:
         if self._seats:
             self._look()
         else:
-            self.stop()
-            self._forget(self)
+            self._end()
+
+    def _end(self) -> None:
+        self.stop()
+        if (job := self._jobs.of(self.job)) is not None:
+            job.held = self._held
+        self._forget(self)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -158,6 +168,8 @@ class Meeting:
         """Does what is due, and looks again after a while if anybody waits, or joins in vain."""
         self.stop()
         job = self._jobs.of(self.job)
+        if job is not None and self._met and job.began == self._met:
+            self._held = {self._last: len(self._met)}  # its hosts know by now that it wasn't in vain
         epoch = None if job is None else job.epoch
         stands = epoch is not None and epoch.state is not EpochState.OVER
         self._refuse_unlike(stands)
@@ -173,7 +185,7 @@ class Meeting:
     def _refuse_unlike(self, epoch_stands: bool) -> None:
         """Sends newcomers away, and nobody else, that aren't like the hosts that run the job. When hosts first meet
         nobody knows who is right: they hear of it together when they join."""
-        new, old = newcomers_of(self._seats, self._met, self._last, epoch_stands)
+        new, old = newcomers_of(self._seats, self._met, self._held, epoch_stands)
         if not old or any(seat.alike != old[0].alike for seat in old):
             return
         for seat in new:
@@ -228,10 +240,14 @@ class Meeting:
         hosts don't meet."""
         return all(join.instance in self._met for join in epoch.joined().values())
 
+    @property
+    def _last(self) -> int:
+        return next(reversed(self._held), 0)
+
     def _hold(self, waiting: list[HostSeat], lost: set[str]) -> None:
         """Closes the meeting if enough hosts are here, and nobody is left who must be waited for."""
         now = self._outside.now()
-        parties = parties_of(waiting, self._last)
+        parties = parties_of(waiting, self._held)
         if (ready := self._ready(waiting)) is not None:
             waiting = [*ready.survivors, *ready.newcomers]
             parties = ready
@@ -239,7 +255,9 @@ class Meeting:
         calm = len(own) == len(waiting) or now >= max(seat.since for seat in waiting) + STANDBY_GRACE_S
         if not parties.are_enough or not own or not calm:
             return
-        absent = self._absent(parties, lost)
+        absent = bool(away(self._seats, parties, self._held, lost)) or may_come(
+            self._seats, parties, self._held, now, self._jobs.lease_s
+        )
         patient = parties.are_patient(now)
         # A newcomer that waits no longer goes by itself: those that run the job wait for each other as they want.
         late = any(now >= seat.since + seat.asked.deadline_s for seat in own if seat in parties.decisive)
@@ -252,7 +270,7 @@ class Meeting:
         ready = [seat for seat in waiting if not seat.asked.rehearses]
         if not ready or len(ready) == len(waiting):
             return None
-        parties = parties_of(ready, self._last)
+        parties = parties_of(ready, self._held)
         can_go_on = parties.survivors and parties.are_enough and not parties.are_patient(self._outside.now())
         return parties if can_go_on else None
 
@@ -263,28 +281,20 @@ class Meeting:
             self._seats.remove(seat)
             seat.connection.close()
 
-    def _absent(self, parties: Parties, lost: set[str]) -> list[str]:
-        """Says, for people, who isn't here and must be waited for."""
-        away = [
-            seat for seat in self._seats if seat.said is None and not seat.is_rehearsing and seat.instance not in lost
-        ]
-        absent = [seat.who for seat in sorted(away, key=lambda seat: seat.rank)]
-        if parties.meeting not in (0, self._last):  # it was held elsewhere, or before this switch was restarted
-            hosts = min(seat.asked.hosts for seat in parties.decisive) - len(parties.decisive)
-            absent += [f"{hosts} of the hosts that ran"] if hosts > 0 else []
-        return absent
-
     def _close(self, parties: Parties) -> None:
-        self._last = self._outside.random_bits(61) + 1
-        chosen = [*parties.survivors, *parties.newcomers][: parties.wanted]
+        self._held[self._outside.random_bits(61) + 1] = len(parties.chosen)
+        if (job := self._jobs.of(self.job)) is not None:
+            job.began = set()
+        chosen = parties.chosen
         survivors = min(len(parties.survivors), len(chosen))
+        dark = tuple(sorted({switch for seat in chosen for switch in seat.asked.dark}))
         step = min((seat.asked.step or 0 for seat in chosen[:survivors]), default=None)
         self._met = {seat.instance for seat in chosen}
         self._is_incomplete = False
         log.info("job %r: %d hosts have met, %d survivors, step %s", self.job, len(chosen), survivors, step)
         for rank, seat in enumerate(chosen):
-            seat.said, seat.rank = None, rank
-            seat.connection.send(messages.Met(self._last, rank, len(chosen), survivors, step))
+            seat.said, seat.rank, seat.meeting = None, rank, self._last
+            seat.connection.send(messages.Met(self._last, rank, len(chosen), survivors, step, dark))
 
     def _end_waits(self) -> None:
         """Sends those away that have waited in vain for as long as they wanted."""
@@ -299,7 +309,7 @@ class Meeting:
             why = f"The hosts of job {self.job!r} didn't meet {waited}. {text}"
             self._refuse(seat.connection, self.job, why, TooFewHostsError.__name__)
         if not self._seats:
-            self._forget(self)
+            self._end()
 
     def _joins_unmet(self) -> list[int]:
         """Returns the ranks of hosts that wait to join the job, and haven't met anybody."""
@@ -321,10 +331,12 @@ class Meeting:
         waiting = [seat for seat in self._seats if seat.said is not None]
         if not waiting:  # one that was just sent away asks
             return "Nobody waits here any more."
-        parties = parties_of(waiting, self._last)
+        parties = parties_of(waiting, self._held)
         least = max(parties.least, parties.quorum)
         here = names(sorted({seat.rank for seat in waiting}))
-        absent = self._absent(parties, set() if job is None else job.lost)
+        absent = [seat.who for seat in away(self._seats, parties, self._held, set() if job is None else job.lost)]
+        if count := unseen(self._seats, parties, self._held):
+            absent.append(f"{count} of the hosts that ran")
         missing = f" {' and '.join(absent).capitalize()} didn't come." if absent else ""
         aside = (
             " All of them wait at the switch that goes before this one." if all(s.asked.aside for s in waiting) else ""

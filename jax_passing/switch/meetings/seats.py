@@ -45,7 +45,9 @@ class HostSeat:
 
     Attributes:
       said: what the host said, while it waits.
+      came: when it said something for the first time.
       since: when it began to wait.
+      meeting: the last one that the host said, or was told last; 0: none.
       instance: tells the host's process from any other.
       rank: the one that the host said, or was told last.
       is_rehearsing: it compiles its programs, and nobody waits for it.
@@ -68,7 +70,8 @@ class HostSeat:
         self._leave = leave
         self._why_not = why_not
         self.said: messages.Meet | None = None
-        self.since = 0.0
+        self.came = self.since = 0.0
+        self.meeting = 0
         self.instance = ""
         self.rank = 0
         self.is_rehearsing = False
@@ -76,8 +79,9 @@ class HostSeat:
         self._started_as: int | None = None
 
     def asks(self, said: messages.Meet, now: float) -> None:
-        """The host waits from now on."""
-        self.said, self.since, self.instance, self.rank = said, now, said.instance, said.rank
+        """The host waits from now on, or says that it will."""
+        self.said, self.since = said if said.ready else None, now
+        self.instance, self.rank, self.meeting = said.instance, said.rank, said.meeting
         self.alike, self._started_as, self.is_rehearsing = said.alike, said.started_as, False
 
     @property

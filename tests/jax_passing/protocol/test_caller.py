@@ -5,7 +5,7 @@ import pytest
 
 from jax_passing.protocol import caller
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.caller import Caller, Greeted, Heard, KeyMismatchError, Lost
+from jax_passing.protocol.caller import Alive, Caller, Greeted, Heard, KeyMismatchError, Lost
 from support.moved_outside import MovedOutside
 
 HELLO = messages.Hello(messages.PROTOCOL_VERSION, "", 7171, "s", lease_s=6.0)
@@ -77,6 +77,24 @@ def test_a_switch_that_falls_silent(outside, lease_max_s):
     outside.pass_by(lease_s + 1.0)
     assert str(lost(events)) == f"it was silent for {lease_s:g} s"
     assert not call.is_open
+    assert not outside.timers
+
+
+def test_a_switch_is_asked_for_a_sign_of_life(outside):
+    events = []
+    one, call = called(outside, events)
+    call.says(HELLO)
+    one.keep_alive()
+    one.prove(1.0)
+    outside.pass_by(0.9)
+    call.says(messages.Heartbeat())
+    outside.pass_by(3.0)
+    assert events == [Greeted(HELLO), Alive()]
+    one.prove(1.0)
+    outside.pass_by(30.0, step_s=30.0)  # this process stands still: that counts for little
+    assert events == [Greeted(HELLO), Alive()]
+    outside.pass_by(1.0)
+    assert str(lost(events)) == "it didn't answer within 1 s"
     assert not outside.timers
 
 

@@ -112,6 +112,41 @@ def test_hosts_that_cant_all_be_anywhere_hear_it_in_time(running, standby, nobod
             one.result()
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_an_elastic_session_goes_on_with_the_switches_that_answer(lost, caplog):
+    switches = [SwitchThread() for _ in range(2)]
+    addresses = [switch.address for switch in switches]
+    try:
+        with jax_passing.init(",".join(addresses), rank=0, world_size=1, world_size_min=1) as session:
+            expected = bits(total(VALUES))
+            assert session.links.switches == 2
+            switches[lost].stop()
+            until(lambda: session.error is not None)
+            began = time.monotonic()
+            assert session.rejoin(3) == 3
+            assert time.monotonic() - began < 10
+            assert session.links.switches == 1
+            assert bits(total(VALUES)) == expected
+            assert f"No switch answers all hosts at {addresses[lost]}: the job goes on" in caplog.text
+            (host, port), *_ = parse_switches(addresses[lost])
+            switches[lost] = SwitchThread(listen=(host, port))
+            assert session.rejoin(4) == 4
+            assert session.links.switches == 2
+            assert bits(total(VALUES)) == expected
+    finally:
+        for switch in switches:
+            switch.stop()
+
+
+def test_at_first_all_switches_are_waited_for(running, nobody):
+    began = time.monotonic()
+    with jax_passing.init(
+        f"{nobody},{running.address}", rank=0, world_size=1, world_size_min=1, join_deadline_s=2
+    ) as session:
+        assert time.monotonic() - began > 1.5
+        assert session.links.switches == 1
+
+
 def test_no_switch_anywhere(nobody):
     with pytest.raises(SwitchUnreachableError, match=nobody):
         jax_passing.init(nobody, rank=0, world_size=1, world_size_min=1, join_deadline_s=1)

@@ -65,6 +65,16 @@ def test_a_switch_that_says_nothing_of_the_join():
     assert "said nothing any more while rank 1 waited to join job 'a' (it waited 7.0 s)" in str(error)
 
 
+def test_a_switch_that_falls_silent_before_all_have_joined_is_lost():
+    """Hosts that meet do so again, perhaps at a standby."""
+    host = DrivenHost(join_deadline_s=1000.0)
+    host.switch(0, HELLO)
+    host.outside.pass_by(HELLO.lease_s + 10.0)
+    (error,) = host.told
+    assert isinstance(error, SwitchLostError)
+    assert f"(it was silent for {HELLO.lease_s:g} s)" in str(error)
+
+
 def test_a_switch_of_another_version_is_named_and_may_say_why_itself():
     foreign = msgspec.structs.replace(HELLO, protocol_version=99)
     unread = msgspec.json.encode(msgspec.to_builtins(foreign) | {"data_port": {"first": 7171}})

@@ -1,6 +1,7 @@
 """Hosts that meet at a switch before they join."""
 
 import asyncio
+import re
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs.epoch_states import EpochState
@@ -63,6 +64,55 @@ def test_who_ends_an_epoch_by_meeting_waits_for_no_other_look(monkeypatch):
         await met(host)
 
     run()
+
+
+@scenario(lease_s=2.0)
+async def test_who_ran_elsewhere_and_lives_is_waited_for_and_others_for_a_while(switch):
+    """Their switch is gone: of four, three are here, and one of these is busy."""
+    ran = {"wait_s": 0.0, "step": 6, "meeting": 11, "hosts": 4}
+    waiting = [await seat(switch, rank, 4, 1, **ran) for rank in (0, 1)]
+    busy = await seat(switch, 2, 4, 1, ready=False, **ran)
+    await asyncio.sleep(2.0)  # longer than anybody who doesn't say that it lives is waited for
+    for host in waiting:
+        host.send(messages.Query())
+        assert re.search("rank 2.* and 1 of the hosts that ran didn't come", (await host.receive()).trouble, re.I)
+    busy.send(meet(2, 4, 1, **ran))
+    await met(*waiting, busy)
+
+
+@scenario()
+async def test_half_of_the_hosts_are_enough_where_all_met_last(switch):
+    hosts = [await seat(switch, rank, 4, 1, quorum=3) for rank in range(4)]
+    (first, *_) = await met(*hosts)
+    for host in hosts[2:]:
+        host.writer.close()
+    again = {"wait_s": 0.0, "step": 6, "quorum": 3, "hosts": 4}
+    for rank in (0, 1):
+        hosts[rank].send(meet(rank, 4, 1, meeting=first.meeting, **again))
+    await met(*hosts[:2])
+
+
+@scenario()
+async def test_half_of_the_hosts_are_not_enough_elsewhere(switch):
+    ran = {"wait_s": 0.0, "step": 6, "meeting": 11, "quorum": 3, "hosts": 4, "deadline_s": 0.3}
+    hosts = [await seat(switch, rank, 4, 1, **ran) for rank in (0, 1)]
+    assert "it needs 3 hosts. 2 of the hosts that ran didn't come" in await hosts[0].refusal("TooFewHostsError")
+
+
+@scenario()
+async def test_half_are_enough_after_a_meeting_that_came_to_nothing(switch):
+    """Two of four meet, and don't all join: they go by the meeting before it, and the switch knows that one, too."""
+    hosts = [await seat(switch, rank, 4, 1, quorum=3) for rank in range(4)]
+    (first, *_) = await met(*hosts)
+    joined = [await switch.join(rank, 4, job="a", instance=f"host {rank}") for rank in range(4)]
+    for host in joined:
+        assert isinstance(await host.receive(), messages.Welcome)
+    for host in hosts[2:] + joined:
+        host.writer.close()
+    for _ in range(2):
+        for rank in (0, 1):
+            hosts[rank].send(meet(rank, 4, 1, wait_s=0.0, step=6, meeting=first.meeting, quorum=3, hosts=4))
+        await met(*hosts[:2])
 
 
 @scenario()

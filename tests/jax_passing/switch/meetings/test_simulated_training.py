@@ -5,7 +5,9 @@ from functools import partial
 
 import pytest
 
-from simulation.training import LIMIT_S, Training, attempt
+from simulation.silence import silence
+from simulation.storms import attempt
+from simulation.training import LIMIT_S, Training
 
 
 def ended(training, end):
@@ -87,6 +89,12 @@ def test_the_switch_is_lost(hosts, what):
         training.run()
         assert len(ended(training, "done")) == hosts, [host.end for host in training.hosts]
         assert len({host.value for host in training.hosts}) == 1
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (10, 50))])
+def test_others_go_on_in_time_when_a_switch_falls_silent(first):
+    for seed in range(first, first + max(first, 10)):
+        silence(seed).run()
 
 
 @pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in (100, 200, 300))])
