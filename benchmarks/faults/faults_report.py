@@ -64,8 +64,8 @@ class Report:
 
     Attributes:
       chains: of each job the steps that counted in the end, by their numbers.
-      wrong: steps after which not all hosts of an epoch had the same bits.
-      twice: steps that were taken once more.
+      wrong: steps after which not all hosts had the same bits.
+      twice: the most steps that a host took once more.
       rate: steps a second without faults.
       progress: each step as it was first complete.
     """
@@ -85,13 +85,13 @@ class Report:
     def of(cls, observed: Observed, noted: "Sequence[list[list[Step]]]") -> "Report":
         """`noted`: of each host and each job."""
         jobs = [sorted(itertools.chain(*(host[job] for host in noted))) for job in range(len(noted[0]))]
-        wrong = twice = 0
-        for steps in jobs:
+        wrong = 0
+        for steps in jobs:  # how many hosts took each step determines all bits, also where it was taken twice
             digests: dict[tuple[int, int], set[str]] = defaultdict(set)
             for step in steps:
-                digests[step.epoch, step.number].add(step.digest)
+                digests[step.number, step.world_size].add(step.digest)
             wrong += sum(len(found) > 1 for found in digests.values())
-            twice += len(digests) - len({number for _, number in digests})
+        twice = max(sum(len(job) - len({step.number for step in job}) for job in host) for host in noted)
         progress = list(itertools.chain(*map(_progress, jobs)))
         calm_s = sum(ended_s - began_s for began_s, ended_s in observed.calm)
         rate = sum(_count(progress, *one) for one in observed.calm) / calm_s
@@ -176,7 +176,7 @@ def show(report: Report, console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     headings = ("fault", "faults", "steps kept, %", "examples, %", "stop p50, s", "p99", "max", "back p50, s", "max")
     for heading in (*headings, "jobs lost"):
-        table.add_column(heading, justify="left" if heading == "fault" else "right")
+        table.add_column(heading, justify="left" if heading == "fault" else "right", no_wrap=heading == "fault")
     for row in report.rows:
         stops = [_percentile(row.stops_s, share) for share in (0.5, 0.99, 1.0)]
         back = [_percentile(row.rejoins_s, share) for share in (0.5, 1.0)]
@@ -184,9 +184,9 @@ def show(report: Report, console: Console) -> None:
         table.add_row(row.kind, str(row.faults), *shares, *stops, *back, str(row.lost))
     console.print(table)
     console.print(
-        f"{len(report.progress)} steps, {report.rate:.2f} a second without faults; {report.twice} taken twice, "
-        f"{report.wrong} with other bits on some hosts. {len(report.lost)} jobs lost, {len(report.ended)} processes "
-        "ended by themselves."
+        f"{len(report.progress)} steps, {report.rate:.2f} a second without faults. A host took at most {report.twice} "
+        f"of them twice, and {report.wrong} had other bits on some hosts. {len(report.lost)} jobs lost, "
+        f"{len(report.ended)} processes ended by themselves."
     )
 
 
