@@ -22,6 +22,8 @@ class Host:
 
     def meets(self):
         """Returns what it says to meet the others, who then have met. It calls the switch to join."""
+        if messages.Heartbeat() in self.seat.sent:
+            self.seat.says(messages.Heartbeat())  # it asks whether the switch lives before it relies on its seat
         (meet,) = [message for message in self.seat.sent if isinstance(message, messages.Meet)]
         self.seat.sent.clear()
         self.seat.says(messages.Met(5, 0, 2, self._survivors, 4))
