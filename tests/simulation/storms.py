@@ -8,15 +8,36 @@ from simulation.training import STRAGGLES_MAX_S, Training
 
 
 def storm(seed):
-    """Anything at any time. Hosts that are lost are started again, some of them."""
+    """Anything at any time. Hosts that are lost are started again, some of them. In one of five nothing happens but
+    that two hosts are lost, the second while another one comes, which may compile for long."""
+    two_are_lost = seed % 5 == 3
     layout = {"standby": seed % 2 == 0, "shards": 3 if seed % 5 == 1 else 1}
     training = Training(
-        seed, hosts=2 + seed // 2 % 3, least=1 + seed // 6 % 2, straggling=0.01, compiling=0.3, **layout
+        seed,
+        hosts=2 + seed // 2 % 3,
+        least=1 + seed // 6 % 2,
+        straggling=0.01,
+        compiling=0.8 if two_are_lost else 0.3,
+        **layout,
     )
     random = training.world.random
+    if two_are_lost:
+        training.world.call_later(random.uniform(3.0, 6.0), lambda: lose(training))
+        return training
     for _ in range(random.randint(1, 5)):
         training.world.call_later(random.uniform(0, 20.0), lambda: strike(training))
     return training
+
+
+def lose(training, again=True):
+    """One that runs dies. Another one takes its place, and meanwhile one more dies."""
+    random, running = training.world.random, [host for host in training.hosts if host.phase == "running"]
+    if len(running) < 2:
+        return
+    (host := random.choice(running)).die()
+    if again:
+        training.start(host.rank)
+        training.world.call_later(random.uniform(1.0, 3.0), lambda: lose(training, again=False))
 
 
 def strike(training):

@@ -245,8 +245,8 @@ class Training:
         lease_s=LEASE_S,
         steps=STEPS,
     ):
-        """`shards`: switches of the job. `straggling`, `compiling`: how often a host computes, or compiles, for up to
-        30, or 100, s."""
+        """`shards`: switches of the job. `straggling`, `compiling`: how often a host computes, or a newcomer compiles,
+        for up to 30, or 100, s."""
         self.shards, self.lease_s = shards, lease_s
         self.steps = steps
         self.world = packetless_world(seed, line_delay_s)
@@ -303,7 +303,7 @@ class Training:
         host.later(self.world.random.uniform(0, 0.2), lambda: host.is_in(epoch) and then(parts))
 
     def compilation_s(self):
-        is_long = self.compiling and self.world.random.random() < self.compiling
+        is_long = self.has_state and self.world.random.random() < self.compiling
         return self.world.random.uniform(1.0, COMPILES_MAX_S) if is_long else 0.1
 
     def check_wait(self, host, joined):
