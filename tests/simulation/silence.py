@@ -41,10 +41,10 @@ def silence(seed):
 def a_switch_is_lost(seed):
     """The switch, which has a standby, is lost, perhaps with a host, and later another host is killed."""
     training, random, lease_s = begun(seed, standby=True)
-    what, victim = random.choice(["silent", "late", "killed"]), random.choice(training.hosts)
+    what, victim = random.choice(["silent", "late", "late", "killed"]), random.choice(training.hosts)
     with_host = random.choice(["nobody", "killed", "silent", "stopped"])
     survivors = [host for host in training.hosts if with_host == "nobody" or host is not victim]
-    busy_s = random.choice([0.0, 10.0])
+    busy_s = 0.0 if what == "late" else random.choice([0.0, 10.0])
     survivors[-1].busy_s = busy_s
     if what == "killed":
         training.switches[0].go_down()
