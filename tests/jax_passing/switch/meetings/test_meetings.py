@@ -66,13 +66,13 @@ def test_who_ends_an_epoch_by_meeting_waits_for_no_other_look(monkeypatch):
     run()
 
 
-@scenario(lease_s=2.0)
+@scenario(lease_s=3.0)  # these hosts say nothing while they wait
 async def test_who_ran_elsewhere_and_lives_is_waited_for_and_others_for_a_while(switch):
     """Their switch is gone: of four, three are here, and one of these is busy."""
     ran = {"wait_s": 0.0, "step": 6, "meeting": 11, "hosts": 4}
     waiting = [await seat(switch, rank, 4, 1, **ran) for rank in (0, 1)]
     busy = await seat(switch, 2, 4, 1, ready=False, **ran)
-    await asyncio.sleep(2.0)  # longer than anybody who doesn't say that it lives is waited for
+    await asyncio.sleep(1.9)  # longer than anybody who doesn't say that it lives is waited for
     for host in waiting:
         host.send(messages.Query())
         assert re.search("rank 2.* and 1 of the hosts that ran didn't come", (await host.receive()).trouble, re.I)
