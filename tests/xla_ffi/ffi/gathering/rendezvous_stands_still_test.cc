@@ -14,7 +14,7 @@ class RendezvousStandsStillTest : public RendezvousTest {};
 // As when a job is suspended while one of the host's devices is ahead of the other.
 TEST_F(RendezvousStandsStillTest, timeInWhichTheProcessStoodStillIsntCountedAgainstADevice) {
   rendezvous_.Detach();
-  Attach(1.5);
+  Attach(3);
   const auto site = MakeSite(7, 2);
   Device a{1}, b{2};
   rendezvous_.Arrive(site, a.MakeCall(10, 1));
