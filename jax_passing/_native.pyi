@@ -1,7 +1,7 @@
 """The C++ side, as Python sees it (nanobind module, sources in xla_ffi/python)."""
 
 from collections.abc import Sequence
-from typing import Protocol, final, overload, type_check_only
+from typing import Protocol, TypedDict, final, overload, type_check_only
 
 import numpy as np
 from typing_extensions import CapsuleType
@@ -180,6 +180,16 @@ class ParentLink:
 def probe_burst(*, job: int, epoch: int, nonce: int, lanes: int) -> tuple[bytes, int]:
     """Packets side by side, and the bytes of each but the last, which is shorter."""
 
+@type_check_only
+class SoftwareJobCounts(TypedDict):
+    """jax_passing/switch/data_planes/job_counts.py explains them."""
+
+    chunks: int
+    lanes: int
+    waiting: int
+    oldest: tuple[int, int, int, int, int] | None
+    workers: list[dict[str, int]]
+
 @final
 class SoftwareDataPlane:
     """A slot pool behind a UDP port, served by a C++ thread."""
@@ -214,6 +224,7 @@ class SoftwareDataPlane:
         """(empty, sequence, bitmap, complete)"""
 
     def overflows(self) -> dict[int, int]: ...
+    def counts(self, job: int) -> SoftwareJobCounts | None: ...
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...
 

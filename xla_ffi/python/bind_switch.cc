@@ -38,6 +38,31 @@ nb::dict SwitchStatsDict(const UdpSwitchStats& stats) {
   return dict;
 }
 
+nb::object CountsDict(const std::optional<JobCounts>& counts) {
+  if (!counts) return nb::none();
+  nb::list workers;
+  for (const WorkerCounts& worker : counts->workers) {
+    nb::dict of_worker;
+    of_worker["contributions"] = worker.contributions;
+    of_worker["resends"] = worker.resends;
+    of_worker["last"] = worker.last;
+    of_worker["waited_us"] = worker.waited_us;
+    of_worker["silent_us"] = worker.silent_us;
+    workers.append(of_worker);
+  }
+  nb::object oldest = nb::none();
+  if (const auto& chunk = counts->oldest) {
+    oldest = nb::make_tuple(chunk->slot, chunk->version, chunk->sequence, chunk->bitmap, chunk->waited_us);
+  }
+  nb::dict dict;
+  dict["chunks"] = counts->chunks;
+  dict["lanes"] = counts->lanes;
+  dict["waiting"] = counts->waiting;
+  dict["oldest"] = oldest;
+  dict["workers"] = workers;
+  return dict;
+}
+
 using Group = std::pair<HostPort, std::string>;
 
 MulticastGroup ResolvedGroup(const Group& group) {
@@ -115,6 +140,8 @@ void BindSwitch(nb::module_& m) {
             return VersionTuple(self.VersionOf(slot, version));
           },
           "slot"_a, "version"_a)
+      .def(
+          "counts", [](UdpSwitch& self, uint16_t job) { return CountsDict(self.CountsOf(job)); }, "job"_a)
       .def("stats", [](const UdpSwitch& self) { return SwitchStatsDict(self.stats()); })
       .def("overflows", &UdpSwitch::Overflows)
       .def("close", &UdpSwitch::Close, release_gil);

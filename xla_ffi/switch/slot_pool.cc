@@ -40,6 +40,7 @@ uint64_t AllWorkers(size_t workers) { return ~uint64_t{0} >> (64 - workers); }
 
 struct SlotPool::Job {
   JobSlots slots;
+  JobCounter counter;
   uint64_t completed;  // the furthest position of which all workers' contributions were here
 
   // Is the packet's tag, or that it has none, as this key, or that there is none, wants it?
@@ -69,6 +70,7 @@ struct alignas(32) SlotPool::Version {
   bool empty = true;
   bool complete = false;
   bool tagged = false;
+  uint32_t added_us = 0;  // when the latest contribution came: wraps after 71 minutes, as differences do
 
   bool Holds(const wire::Header& of) const {
     return !empty && sequence == of.sequence && element_count == of.element_count && lane_format == of.lane_format;
@@ -88,6 +90,7 @@ struct SlotPool::Slot {
   static_assert(offsetof(Version, lanes) == 32);
   static_assert(offsetof(Version, header) + wire::kHeaderBytes == offsetof(Version, lanes));
   static_assert(offsetof(Version, lanes) + 4 * wire::kMaxLanes == offsetof(Version, room_for_tag));
+  static_assert(sizeof(Version) == 1504);  // nothing is left of its last 32 bytes
 
   Version versions[2];
 };
@@ -130,7 +133,8 @@ void SlotPool::AddJob(const JobSlots& job) {
   Check(job);
   RemoveJob(job.job);
   if (jobs_.size() <= job.job) jobs_.resize(size_t{job.job} + 1);
-  jobs_[job.job] = std::make_unique<Job>(Job{.slots = job, .completed = job.first_position});
+  jobs_[job.job] = std::make_unique<Job>(
+      Job{.slots = job, .counter = JobCounter(job.addresses.size(), now_us_), .completed = job.first_position});
   if (job.parent) {
     if (children_.size() <= job.parent->job) children_.resize(size_t{job.parent->job} + 1);
     children_[job.parent->job] = jobs_[job.job].get();
@@ -189,6 +193,8 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     return Action{.verdict = verdict, .to = to, .job = job.job, .worker = header.worker, .packet = held.Packet()};
   };
 
+  const auto now_us = static_cast<uint32_t>(now_us_);
+  uint32_t waited_us = 0;
   if (held.empty || wire::SequenceBefore(held.sequence, header.sequence)) {
     held.empty = false;
     held.complete = false;
@@ -203,6 +209,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   } else if (!held.Holds(header)) {
     return drop(Verdict::kMismatch);
   } else if ((held.bitmap & Bit(header.worker)) != 0) {
+    of_job.counter.OnAgain(header.worker);
     if (held.complete) return send(Verdict::kResend, SendTo::kWorker);
     if (held.bitmap == all) return send(Verdict::kForwardedAgain, SendTo::kParent);
     return drop(Verdict::kDuplicate);
@@ -210,6 +217,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     assert(!held.complete && held.bitmap != all);
     held.bitmap |= Bit(header.worker);
     held.flags |= header.flags;
+    waited_us = now_us - held.added_us;
     if (held.lane_format == wire::LaneFormat::kSumInt32) {
       AddLanes(lanes, held.element_count, held.lanes);
     } else {
@@ -217,7 +225,10 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     }
   }
 
+  held.added_us = now_us;
+  of_job.counter.OnAdded(header.worker, now_us_);
   if (held.bitmap != all) return drop(Verdict::kAdded);
+  of_job.counter.OnLast(header.worker, held.element_count, waited_us, now_us_);
   const uint64_t position = wire::PositionNear(of_job.completed, held.sequence);
   // In a job that begins at position 0, a forged packet may claim a position before it.
   const auto ahead = static_cast<int32_t>(held.sequence - static_cast<uint32_t>(of_job.completed));
@@ -273,6 +284,23 @@ Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::sp
           .job = job.job,
           .worker = wire::kEveryWorker,
           .packet = held.Packet()};
+}
+
+std::optional<JobCounts> SlotPool::CountsOf(uint16_t number) const {
+  if (number >= jobs_.size() || jobs_[number] == nullptr) return std::nullopt;
+  const Job& job = *jobs_[number];
+  JobCounts counts = job.counter.Counts(now_us_);
+  for (uint32_t slot = job.slots.slot_first; slot < job.slots.slot_first + job.slots.slot_count; ++slot) {
+    for (uint8_t version = 0; version < 2; ++version) {
+      const Version& held = slots_[slot].versions[version];
+      if (held.empty || held.complete) continue;
+      ++counts.waiting;
+      const uint32_t waited_us = static_cast<uint32_t>(now_us_) - held.added_us;
+      if (counts.oldest && counts.oldest->waited_us >= waited_us) continue;
+      counts.oldest = {slot, version, held.sequence, held.bitmap, waited_us};
+    }
+  }
+  return counts;
 }
 
 SlotVersion SlotPool::VersionOf(uint32_t slot, uint8_t version) const {

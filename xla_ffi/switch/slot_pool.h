@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "net/address.h"
+#include "switch/job_counts.h"
 #include "switch/verdict.h"
 #include "wire/header.h"
 #include "wire/packet_key.h"
@@ -80,8 +81,13 @@ class SlotPool {
   void AddJob(const JobSlots& job);
   void RemoveJob(uint16_t job);
 
+  // The time of the packets that come next, in microseconds since any moment. It is counted by (see CountsOf), and
+  // decides nothing.
+  void SetTime(uint64_t now_us) { now_us_ = now_us; }
   Action OnPacket(std::span<const uint8_t> packet, const Address& source);
 
+  // Nothing if there is no such job. Looks at all of its slots.
+  std::optional<JobCounts> CountsOf(uint16_t job) const;
   SlotVersion VersionOf(uint32_t slot, uint8_t version) const;
   uint64_t Count(Verdict verdict) const;
 
@@ -98,6 +104,7 @@ class SlotPool {
   std::vector<std::unique_ptr<Job>> jobs_;  // by job id
   std::vector<Job*> children_;              // by their parents' job ids
   std::array<uint64_t, kVerdictCount> counts_{};
+  uint64_t now_us_ = 0;
 };
 
 }  // namespace passing

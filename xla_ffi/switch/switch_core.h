@@ -50,6 +50,8 @@ class SwitchCore {
   void RemoveJob(uint16_t job);
   void StopMulticast(uint16_t job);
 
+  // See SlotPool.
+  void SetTime(uint64_t now_us) { pool_.SetTime(now_us); }
   // Takes a packet; what it is answered waits for Flush. `by_group`: it came to a group, the parent's.
   Verdict OnPacket(std::span<const uint8_t> packet, const Address& source, bool by_group);
   // Sends all answers. Call it after each batch of packets, and before jobs change.
@@ -57,6 +59,7 @@ class SwitchCore {
 
   // False once the results of this job's parent, which it sends to a group, come only because we ask again.
   bool HearsParentsGroup(uint16_t job) const;
+  std::optional<JobCounts> CountsOf(uint16_t job) const { return pool_.CountsOf(job); }
   SlotVersion VersionOf(uint32_t slot, uint8_t version) const { return pool_.VersionOf(slot, version); }
   uint64_t Count(Verdict verdict) const { return pool_.Count(verdict); }
 

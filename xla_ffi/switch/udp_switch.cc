@@ -61,6 +61,7 @@ void UdpSwitch::AddJob(const JobSlots& job, std::optional<MulticastGroup> group,
   }
   JobSlots native = job;
   std::lock_guard lock(mutex_);
+  core_.SetTime(MonotonicNs() / 1000);
   const UdpSocket& own = queues_.socket(JobQueues::kOther);
   for (Address& address : native.addresses) address = own.Native(address);
   for (Address& address : own_addresses) address = own.Native(address);
@@ -108,6 +109,12 @@ bool UdpSwitch::HearsParentsGroup(uint16_t job) const {
 SlotVersion UdpSwitch::VersionOf(uint32_t slot, uint8_t version) const {
   std::lock_guard lock(mutex_);
   return core_.VersionOf(slot, version);
+}
+
+std::optional<JobCounts> UdpSwitch::CountsOf(uint16_t job) {
+  std::lock_guard lock(mutex_);
+  core_.SetTime(MonotonicNs() / 1000);
+  return core_.CountsOf(job);
 }
 
 UdpSwitchStats UdpSwitch::stats() const {
@@ -178,6 +185,7 @@ void UdpSwitch::ServeNext() {
   if (socket == nullptr) return;
   const bool by_group = source.kind == Source::kUplinkGroup;
   const uint64_t began_ns = MonotonicNs();
+  core_.SetTime(began_ns / 1000);
   const auto on_datagram = [this, by_group](std::span<const uint8_t> datagram, const Address& from) {
     ++stats_.packets_received;
     stats_.bytes_received += datagram.size();

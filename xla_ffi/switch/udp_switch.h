@@ -62,6 +62,8 @@ class UdpSwitch {
   // False once the results of this job's parent, which it sends to a group, come only because we ask again.
   bool HearsParentsGroup(uint16_t job) const;
   SlotVersion VersionOf(uint32_t slot, uint8_t version) const;
+  // See SlotPool::CountsOf. Packets that are received together have one time.
+  std::optional<JobCounts> CountsOf(uint16_t job);
   UdpSwitchStats stats() const;
   // See JobQueues::Overflows.
   std::map<uint16_t, uint64_t> Overflows() const;

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from jax_passing import _native
 from jax_passing.protocol.packet import GROUP_PORT
+from jax_passing.switch.data_planes.job_counts import JobCounts
 from jax_passing.switch.data_planes.reach import REACH_MAX
 
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
@@ -176,6 +177,9 @@ class DataPlane(Protocol):
 
         Under 0: of no job, since the start. Empty if nobody can tell.
         """
+
+    def counts(self, job: int) -> JobCounts | None:
+        """Returns what was counted of a job; None if nobody can tell, or if there is no such job."""
 
     def stats(self) -> Mapping[str, int]:
         """Returns counters for the log."""

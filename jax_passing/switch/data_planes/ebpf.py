@@ -211,6 +211,9 @@ class EbpfDataPlane:
     def overflows(self) -> Mapping[int, int]:
         return {}
 
+    def counts(self, job: int) -> None:
+        return None
+
     def stats(self) -> Mapping[str, int]:
         assert self._program is not None
         copies = self._program.processors

@@ -266,6 +266,9 @@ class P4DataPlane:
     def overflows(self) -> Mapping[int, int]:
         return {}
 
+    def counts(self, job: int) -> None:
+        return None
+
     def stats(self) -> Mapping[str, int]:
         """Returns counts by verdict; the last known if the device doesn't answer, or counts another control plane's
         packets."""

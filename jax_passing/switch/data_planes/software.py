@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from jax_passing import _native
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.data_planes.data_plane import JobSlots, MulticastGroup, Parent, SlotVersion, group_of
+from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
 
 
 class SoftwareDataPlane:
@@ -65,6 +66,14 @@ class SoftwareDataPlane:
 
     def overflows(self) -> Mapping[int, int]:
         return self._native.overflows()
+
+    def counts(self, job: int) -> JobCounts | None:
+        found = self._native.counts(job)
+        if found is None:
+            return None
+        oldest, workers = found["oldest"], tuple(WorkerCounts(**worker) for worker in found["workers"])
+        waiting = None if oldest is None else WaitingChunk(*oldest)
+        return JobCounts(found["chunks"], found["lanes"], found["waiting"], waiting, workers)
 
     def stats(self) -> Mapping[str, int]:
         return self._native.stats()

@@ -40,6 +40,7 @@ class RecordingDataPlane:
         self.probes = []
         self.stopped = []
         self.overflowed = {}
+        self.counted = {}  # by job
 
     def group(self, job, own_address):
         assert own_address == "127.0.0.1"
@@ -81,6 +82,9 @@ class RecordingDataPlane:
 
     def overflows(self):
         return dict(self.overflowed)
+
+    def counts(self, job):
+        return self.counted.get(job)
 
     def stats(self):
         return {"added": 7}

@@ -11,6 +11,7 @@ from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT, Pack
 from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes.data_plane import GROUPS, DataPlane, JobSlots, Parent
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
+from support.switch.in_process import until
 
 
 @pytest.fixture
@@ -67,6 +68,24 @@ def test_a_job_whose_parent_cant_be_reached_is_refused(data_plane, ranks):
 def packet_of(job, epoch, worker, slot, lane, *, kind=CONTRIBUTION):
     packet = Packet(type=kind, job=job, epoch=epoch, worker=worker, slot=slot, sequence=5, lanes=(lane,))
     return packet.encode()
+
+
+def test_it_counts_for_whom_the_others_wait(data_plane, ranks):
+    assert data_plane.counts(7) is None
+    data_plane.add_job(job_of(ranks))
+    ranks[0].sendto(packet_of(7, 3, 0, 9, 1), ("127.0.0.1", data_plane.port))
+    until(lambda: data_plane.counts(7).waiting)
+    time.sleep(0.05)
+    oldest = data_plane.counts(7).oldest
+    assert (oldest.slot, oldest.version, oldest.sequence, oldest.bitmap) == (9, 0, 5, 0b01)
+    assert oldest.waited_us >= 50_000
+    ranks[1].sendto(packet_of(7, 3, 1, 9, 1), ("127.0.0.1", data_plane.port))
+    ranks[1].recv(2048)
+    counts = data_plane.counts(7)
+    assert (counts.chunks, counts.lanes, counts.waiting, counts.oldest) == (1, 1, 0, None)
+    assert [(worker.contributions, worker.last, worker.resends) for worker in counts.workers] == [(1, 0, 0), (1, 1, 0)]
+    assert counts.workers[0].waited_us == 0
+    assert counts.workers[1].waited_us >= 50_000 > counts.workers[1].silent_us
 
 
 def test_each_worker_is_answered_from_the_address_by_which_it_knows_the_switch(ranks):
