@@ -6,6 +6,7 @@ from collections.abc import Sequence
 HOSTS_MARK = "/hosts "  # is in the names of the jobs in which sets of a job's hosts sum for JAX itself
 DEVICES_SUFFIX = "/devices"  # ends the name of the job in which devices are ranks, with strategy "flat"
 SHARD_MARK = "/shard "  # is in the names that switches give to the shards of a job
+OPERATOR = "/operator"  # isn't a job: the name by which an operator proves a switch's own key
 DOCTOR_MARK = "/doctor "  # is in the names of the jobs in which `jax-passing doctor` tries a switch
 
 _MARKS = {
@@ -21,6 +22,8 @@ def check(name: str) -> None:
     """Raises ValueError if a user's name is too long, says nothing, or has one of the marks."""
     if not 1 <= len(name) <= 128 or not name.isprintable():
         raise ValueError("expected a name of 1 to 128 printable characters")
+    if name == OPERATOR:
+        raise ValueError(f"expected another name: {OPERATOR!r} is reserved for who has the switch's own key")
     if name.endswith(DEVICES_SUFFIX):
         raise ValueError(f"expected another name: {DEVICES_SUFFIX!r} at the end is reserved for the devices of a job")
     for mark, owner in _MARKS.items():

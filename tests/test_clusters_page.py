@@ -93,7 +93,7 @@ def test_flags_are_those_of_the_commands():
 def test_a_switch_starts_with_its_flags():
     values = started(container(MANIFEST, "switch")["command"])
     given = {name.removeprefix("--").replace("-", "_"): value for name, value in values.items()}
-    given = {name: value for name, value in given.items() if name not in ("verbose", "no_multicast")}
+    given = {name: value for name, value in given.items() if name not in ("no_multicast",)}
     assert switch_settings.resolve(given, None, environment={}).listen == ("0.0.0.0", 7171)
 
 

@@ -84,15 +84,18 @@ def switch(
             show_default="anybody may join",
         ),
     ] = None,
-    verbose: Annotated[bool, typer.Option(help="Log joins and ends of jobs.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log each rank that joins or leaves, too.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Log only what is wrong, not how jobs begin and end.")] = False,
 ) -> None:
     """Run a switch, which adds up what hosts send. SIGTERM ends it."""
-    arguments = {name: value for name, value in locals().items() if name not in ("config", "verbose")}
+    arguments = {name: value for name, value in locals().items() if name not in ("config", "verbose", "quiet")}
     from jax_passing.switch.server.output import LogHandler
     from jax_passing.switch.server.serve import run
     from jax_passing.switch.server.settings import resolve
 
     handler = LogHandler(sys.stderr)
     handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
-    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+    if not quiet:
+        logging.getLogger("jax_passing").setLevel(logging.DEBUG if verbose else logging.INFO)
     run(resolve(arguments, config))

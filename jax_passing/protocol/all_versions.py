@@ -1,6 +1,6 @@
 """The messages by which hosts and switches of different versions tell their users so: they never change."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -64,6 +64,20 @@ class ForeignRackJoin(Message, frozen=True, tag="rackjoin", forbid_unknown_field
     instance: Name
     name: Name
     udp_port: Port
+
+
+class StatusQuery(Message, frozen=True, forbid_unknown_fields=False):
+    """Anybody asks how the switch and its jobs are doing, and says nothing else. A host may ask after its join, too.
+    Another version's may say more."""
+
+    protocol_version: Version
+
+
+class Status(Message, frozen=True, forbid_unknown_fields=False):
+    """The switch tells whoever asked. docs/operate/watching.md explains the document; another version's may have
+    other fields."""
+
+    document: dict[str, Any]
 
 
 class Refused(Message, frozen=True, forbid_unknown_fields=False):

@@ -33,7 +33,20 @@ class _Versioned(msgspec.Struct, frozen=True):
     protocol_version: Version
 
 
-FromHost = Join | Meet | GroupReady | GroupHeard | GroupLost | Relay | Query | CountersQuery | Heartbeat | Leave | Fail
+FromHost = (
+    Join
+    | Meet
+    | GroupReady
+    | GroupHeard
+    | GroupLost
+    | Relay
+    | Query
+    | CountersQuery
+    | StatusQuery
+    | Heartbeat
+    | Leave
+    | Fail
+)
 FromRack = RackJoin | RackMeet | RankJoin | RankGone | Prepared | Refused | Left | Ask | Answer
 FromMember = FromHost | FromRack
 FromSwitch = (
@@ -46,6 +59,7 @@ FromSwitch = (
     | Relay
     | SlotState
     | Counters
+    | Status
     | Heartbeat
     | Left
     | Bye

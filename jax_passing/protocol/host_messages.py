@@ -12,6 +12,7 @@ from jax_passing.protocol.message_fields import (
     RELAY_BYTES_MAX,
     Count,
     Facts,
+    HostName,
     Id,
     Lanes,
     Name,
@@ -30,12 +31,13 @@ class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     """A host says this first. `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on
     all hosts, by name; one that isn't there is empty. `lease_s`: how long it may be silent, and the switch as well,
     unless the switch's own lease is shorter. `started_as`: the rank that its launcher gave it, if its session is
-    elastic: people know it by that."""
+    elastic: people know it by that. `host_name`: its machine's."""
 
     link_gbit: Gbit | None = None
     alike: Facts = msgspec.field(default_factory=dict)
     lease_s: LeaseSeconds = LEASE_S
     started_as: Rank | None = None
+    host_name: HostName = ""
 
 
 class GroupOffer(Message, frozen=True):

@@ -101,6 +101,21 @@ def read_key(path: Path | None, kind: str) -> bytes | None:
     """
     if path is None:
         return None
+    found, key = read_any_key(path)
+    if found != kind:
+        hint = (
+            "Hosts have the key of their job: `jax-passing key --switch-key FILE --job NAME` prints it"
+            if kind == JOB
+            else "A switch has a key of its own, which `jax-passing key` makes"
+        )
+        raise ConfigError(
+            f"{path} has the key of a {found}, and a {kind}'s is wanted. {hint} (docs/operate/switches.md)."
+        )
+    return key
+
+
+def read_any_key(path: Path) -> tuple[str, bytes]:
+    """Returns the key in a file, and its kind. Warns and raises as `read_key`."""
     try:
         with open(path, encoding="utf-8") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -110,15 +125,6 @@ def read_key(path: Path | None, kind: str) -> bytes | None:
     found = _LINE.fullmatch(content)
     if found is None or found[1] not in (SWITCH, JOB):
         raise ConfigError(f"{path} is no key file: expected one line, as `jax-passing key` prints it.")
-    if found[1] != kind:
-        hint = (
-            "Hosts have the key of their job: `jax-passing key --switch-key FILE --job NAME` prints it"
-            if kind == JOB
-            else "A switch has a key of its own, which `jax-passing key` makes"
-        )
-        raise ConfigError(
-            f"{path} has the key of a {found[1]}, and a {kind}'s is wanted. {hint} (docs/operate/switches.md)."
-        )
     if stat.S_ISREG(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO):
         log.warning("the key file %s can be read by others than its owner: chmod 600 it", path)
-    return bytes.fromhex(found[2])
+    return found[1], bytes.fromhex(found[2])

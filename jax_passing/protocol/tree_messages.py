@@ -7,7 +7,19 @@ from msgspec import Meta
 from jax_passing.config import LEASE_S, RANKS_MAX, SHARDS_MAX, Gbit, LeaseSeconds, Seconds
 from jax_passing.protocol.all_versions import ForeignRackJoin, Message, Refused
 from jax_passing.protocol.meeting_messages import Meet, Met, Rehearse
-from jax_passing.protocol.message_fields import Facts, Lanes, Name, Nonce, Path, Rank, RankSet, SeatId, SlotCount, Text
+from jax_passing.protocol.message_fields import (
+    Facts,
+    HostName,
+    Lanes,
+    Name,
+    Nonce,
+    Path,
+    Rank,
+    RankSet,
+    SeatId,
+    SlotCount,
+    Text,
+)
 
 
 class RackJoin(ForeignRackJoin, frozen=True, forbid_unknown_fields=True):
@@ -24,7 +36,7 @@ class RankJoin(Message, frozen=True):
     `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
     waits for the others. `slot_count`, `lanes_per_chunk` (exactly this number with `whole_chunks`), `link_gbit`,
     `switch_link_gbit`: the least on its way. `tagged`: all switches on it have keys, and can tag packets. `path`: the
-    instances of the switches on it. `started_as`: as the host said.
+    instances of the switches on it. `started_as`, `host_name`: as the host said.
     """
 
     rank: Rank
@@ -43,6 +55,7 @@ class RankJoin(Message, frozen=True):
     switch_link_gbit: Gbit | None = None
     tagged: bool = False
     started_as: Rank | None = None
+    host_name: HostName = ""
 
 
 class RankGone(Message, frozen=True):

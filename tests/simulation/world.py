@@ -193,6 +193,8 @@ class Machine:
 class Process:
     """Something that runs on a machine until it ends."""
 
+    host_name = ""
+
     def __init__(self, world: World, machine: Machine):
         self.world = world
         self.machine = machine

@@ -105,7 +105,7 @@ def job_of_run(switch: str | None) -> str:
 async def start_switch(output: TaggedOutput, machines: Sequence[str]) -> tuple[Child, str]:
     """Starts a switch for ranks on these machines (none: on this one). Returns the process and its address."""
     address = own_address(machines) if machines else "127.0.0.1"
-    command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", address_text(address, 0)]
+    command = [sys.executable, "-P", "-m", "jax_passing", "switch", "--quiet", "--listen", address_text(address, 0)]
     child = await start("switch", command, {**os.environ, "PYTHONUNBUFFERED": "1"})
     first = (await child.stdout.readline()).decode().strip()
     follow(child, output)

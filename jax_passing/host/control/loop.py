@@ -33,6 +33,7 @@ SLICE_S = 0.2  # a thread that waits looks so often whether the loop was closed
 T = TypeVar("T")
 
 _INSTANCE = uuid.uuid4().hex
+_HOST_NAME = ascii(socket.gethostname())[1:-1][:64]
 
 
 class PacketSocket:
@@ -114,7 +115,7 @@ class Transport:
 class Loop(StreamOwner):
     """The loop's thread runs from the beginning on, until `close`."""
 
-    instance = _INSTANCE
+    instance, host_name = _INSTANCE, _HOST_NAME
 
     def __init__(self) -> None:
         super().__init__(asyncio.SelectorEventLoop())

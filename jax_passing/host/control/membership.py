@@ -367,6 +367,7 @@ class Membership:
             lease_s=settings.lease,
             alike=alike.facts(settings, self._context.device_count),
             started_as=self._context.started_as,
+            host_name=self._outside.host_name,
         )
 
     def _not_joined(self, error: PassingError, source: Shard | None = None) -> None:

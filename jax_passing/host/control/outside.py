@@ -76,6 +76,10 @@ class HostOutside(outside.Outside, Protocol):
     def instance(self) -> str:
         """Tells this process from any other."""
 
+    @property
+    def host_name(self) -> str:
+        """Returns this machine's, for people."""
+
     def open_socket(self, host: str, port: int) -> PacketSocket:
         """Raises OSError."""
 

@@ -74,6 +74,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
         link_gbit=join.link_gbit,
         switch_link_gbit=here.link_gbit,
         started_as=join.started_as,
+        host_name=join.host_name,
     )
 
 

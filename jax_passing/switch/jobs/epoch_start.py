@@ -15,6 +15,7 @@ from jax_passing.protocol.outside import Outside
 from jax_passing.switch.data_planes.data_plane import DataPlane, JobKeys, JobSlots, Parent, unexpected
 from jax_passing.switch.data_planes.reach import reach
 from jax_passing.switch.jobs.admission import RefusalError, least, plan_for
+from jax_passing.switch.jobs.chronicle import Chronicle
 from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.group_probe import GroupProbe, ProbeStep
@@ -46,12 +47,14 @@ class EpochStart:
         counts: Counter[str],
         refuse: Callable[..., None],
         outside: Outside,
+        chronicle: Chronicle,
     ):
         """`refuse` (epoch, text, kind of error, JoinError if none): sends all who wait away."""
         self._data_plane = data_plane
         self._outside = outside
         self._counts = counts
         self._refuse = refuse
+        self._chronicle = chronicle
         self._partition = SlotPartition(data_plane.slot_total, slots_per_address)
 
     @property
@@ -212,14 +215,7 @@ class EpochStart:
         epoch.job.began = {join.instance for join in epoch.joined().values()}
         self._welcome(epoch, above, secrets)
         self._counts["epochs_started"] += 1
-        log.info(
-            "%s: started with %d ranks, %d workers, slots from %d, results by %s",
-            epoch,
-            len(epoch.joined()),
-            len(epoch.workers()),
-            epoch.slot_first,
-            f"multicast to {epoch.group.address}" if epoch.group else "unicast",
-        )
+        self._chronicle.started(epoch)
 
     def _new_secrets(self, worker_count: int) -> Secrets:
         return Secrets([self._random_bytes() for _ in range(worker_count)], self._random_bytes())
@@ -269,6 +265,13 @@ class EpochStart:
             )
             return False
         return True
+
+    def remove_job(self, epoch: Epoch) -> None:
+        """Drops the packets of an epoch that has started."""
+        try:
+            self._data_plane.remove_job(epoch.job.number)
+        except Exception as error:  # whatever the device's driver raises; other jobs go on
+            log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected(error))
 
     def _welcome(self, epoch: Epoch, above: messages.Welcome | None, secrets: Secrets | None) -> None:
         plan, slot_first, joins = epoch.plan, epoch.slot_first, epoch.joined().values()

@@ -121,6 +121,7 @@ class Epoch:
     job: "Job"
     number: int
     world_size: int
+    since: float = 0.0  # it has formed since then, or run
     state: EpochState = EpochState.FORMING
     members: list[Member] = field(default_factory=list)
     uplink: ParentConnection | None = None  # to the parent, if the switch has one

@@ -9,9 +9,10 @@ from jax_passing.config import SHARDS_MAX
 from jax_passing.errors import HostLostError, JoinError, SwitchLostError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside
-from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
+from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.jobs.admission import RefusalError, check_fits
+from jax_passing.switch.jobs.chronicle import Chronicle
 from jax_passing.switch.jobs.epoch_start import EpochStart
 from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch, Job, Member, ParentConnection
@@ -47,7 +48,8 @@ class JobTable:
         self._numbers = Numbers(outside)
         self.counts: Counter[str] = Counter()
         self.check_met: Callable[[messages.RankJoin, str], None] = lambda join, job: None  # may raise RefusalError
-        self.starts = EpochStart(data_plane, slots_per_address, self.counts, self.refuse_all, outside)
+        self.chronicle = Chronicle(outside)
+        self.starts = EpochStart(data_plane, slots_per_address, self.counts, self.refuse_all, outside, self.chronicle)
 
     def epochs(self) -> list[Epoch]:
         """Returns the epochs that form or run."""
@@ -89,7 +91,7 @@ class JobTable:
         if epoch is None:
             if self._numbers.is_used_up(job.number):
                 job.number = self._numbers.new_job({known.number for known in self._jobs.values()})
-            epoch = Epoch(job, self._numbers.new_epoch(job.number), join.world_size)
+            epoch = Epoch(job, self._numbers.new_epoch(job.number), join.world_size, self._outside.now())
             job.lost = set()
         elif epoch.state is EpochState.RUNNING:
             raise RefusalError(
@@ -136,7 +138,7 @@ class JobTable:
         member.join_until[join.rank] = self._outside.now() + join.wait_s
         if member not in epoch.members:
             epoch.members.append(member)
-        log.info("%s: rank %d of %d joined", epoch, join.rank, join.world_size)
+        self.chronicle.joined(epoch, join)
         if is_new and self._uplink_for is not None:
             epoch.uplink = self._uplink_for(epoch)
             epoch.uplink.start()
@@ -174,7 +176,7 @@ class JobTable:
         if epoch.state is EpochState.OVER:
             return
         message = message[: messages.TEXT_MAX]
-        log.warning("refused %s: %s", epoch, message)
+        self.chronicle.refused(str(epoch), message, job=epoch.job.name, kind=kind)
         self.counts["joins_refused"] += len(epoch.joined())
         if epoch.uplink is not None:
             epoch.uplink.send(messages.Fail(kind, message))
@@ -194,10 +196,11 @@ class JobTable:
         members, epoch.members = epoch.members, []
         uplink, epoch.uplink = epoch.uplink, None
         epoch.on(event)
+        self.chronicle.ended(epoch, was, event, getattr(farewell, "message", ""))
         if epoch.job.epoch is epoch:
             epoch.job.epoch = None
         if was is EpochState.RUNNING and epoch.slot_first is not None:
-            self._remove_from_data_plane(epoch)
+            self.starts.remove_job(epoch)
         self.starts.release(epoch)
         if uplink is not None:
             uplink.close()
@@ -206,19 +209,13 @@ class JobTable:
                 member.connection.send(farewell)
             member.connection.close()  # sends what is buffered first
 
-    def _remove_from_data_plane(self, epoch: Epoch) -> None:
-        try:
-            self._data_plane.remove_job(epoch.job.number)
-        except Exception as error:  # whatever the device's driver raises; other jobs go on
-            log.error("%s: the data plane didn't remove it: %s", epoch, error, exc_info=unexpected(error))
-
     def free_slots(self, epoch: Epoch) -> None:
         """Frees the slots of a running epoch in which there can be no more sums, as a rank has left. It ends when all
         have."""
         stay = names(sorted(set(range(epoch.world_size)) - epoch.left))
         log.warning("%s: %s left, %s stay: its slots are free again", epoch, names(sorted(epoch.left)), stay)
         self.counts["slots_freed_early"] += 1
-        self._remove_from_data_plane(epoch)
+        self.starts.remove_job(epoch)
         self.starts.release(epoch)
 
     def fail(self, epoch: Epoch, failed: messages.Failed, *, reporter: Member | ParentConnection | None = None) -> None:
@@ -252,7 +249,7 @@ class JobTable:
     def gone(self, epoch: Epoch, member: Member, rank: int, reason: str, likely: str = CRASHED) -> None:
         """One rank is gone: that ends a running epoch, and lets another host take it in one that forms."""
         if epoch.state in (EpochState.FORMING, EpochState.PREPARING):
-            log.info("%s: rank %d %s", epoch, rank, reason)
+            log.debug("%s: rank %d %s", epoch, rank, reason)
             self._drop(epoch, member, rank)
             if not member.rack:
                 member.connection.close()
@@ -282,7 +279,7 @@ class JobTable:
         tells_hosts = not epoch.left and left.sums is not None
         epoch.left_since = epoch.left_since if epoch.left else self._outside.now()
         epoch.left.update(left.ranks)
-        log.info("%s: %s left", epoch, names(sorted(left.ranks)))
+        log.debug("%s: %s left", epoch, names(sorted(left.ranks)))
         for member in epoch.members:
             if member is not source and (member.rack or tells_hosts):
                 member.connection.send(left)

@@ -1,6 +1,5 @@
 """Ranks wait only so long for the others of their job, and hear why they have waited in vain."""
 
-import logging
 from collections.abc import Callable
 
 from jax_passing.errors import JoinError, SwitchUnreachableError, names
@@ -9,8 +8,6 @@ from jax_passing.switch.jobs.admission import differences
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
-
-log = logging.getLogger("jax_passing.switch")
 
 # A group is probed for 4.2 s at most, at all levels of a tree at the same time. A member that takes longer is stuck,
 # and the others' slots with it.
@@ -41,7 +38,8 @@ def end_waits(jobs: JobTable, epoch: Epoch, now: float) -> None:
         waited = f"the {join.join_deadline_s:.1f} s that rank {join.rank} waited"
         text = why(f"within {waited if now >= until else f'{PREPARE_S:g} s'}")[: messages.TEXT_MAX]
         jobs.refuse(epoch, messages.Refused(kind, text, join.rank))
-    log.warning("refused %s of %s: %s", names(sorted(join.rank for join, _ in late)), epoch, text)
+    who = f"{names(sorted(join.rank for join, _ in late))} of {epoch}"
+    jobs.chronicle.refused(who, text, job=epoch.job.name, kind=kind)
 
 
 def whom_it_awaits(epoch: Epoch) -> str:

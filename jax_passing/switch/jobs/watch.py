@@ -11,6 +11,7 @@ from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
+from jax_passing.switch.jobs.recent import Recent
 from jax_passing.switch.jobs.waits import end_waits
 
 log = logging.getLogger("jax_passing.switch")
@@ -25,8 +26,9 @@ OVERFLOWS_S = 5.0  # how often it looks at who sends too much
 class Watch:
     """Watches over all jobs of a switch. It begins at once."""
 
-    def __init__(self, data_plane: DataPlane, jobs: JobTable, outside: Outside, lease_s: float):
+    def __init__(self, data_plane: DataPlane, jobs: JobTable, outside: Outside, lease_s: float, recent: Recent):
         self._data_plane = data_plane
+        self._recent = recent
         self._jobs = jobs
         self._outside = outside
         self._lease_s = lease_s
@@ -49,7 +51,9 @@ class Watch:
         if now >= self._overflows_next:
             self._overflows_next = now + OVERFLOWS_S
             self._tell_overflows()
-        for epoch in self._jobs.epochs():
+        epochs = self._jobs.epochs()
+        self._recent.look(epochs, now)
+        for epoch in epochs:
             try:
                 self._look_at(epoch, now, lost)
             except Exception as error:

@@ -34,7 +34,7 @@ SEATS_MAX = 2 * RANKS_MAX  # a job may have as many hosts that wait to get in as
 
 
 class Meetings:
-    """These are the meetings of all jobs of a switch."""
+    """These are the meetings of all jobs of a switch, `by_job`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Meetings:
         self._parent = parent
         self._instance = instance
         self._key_of = key_of
-        self._meetings: dict[str, Meeting] = {}
+        self.by_job: dict[str, Meeting] = {}
         self._at_parent: dict[str, SeatsAtParent] = {}
         self._seats_of_racks: Counter[str] = Counter()  # by the address of the rack's switch
         jobs.check_met = self._check_met
@@ -71,39 +71,39 @@ class Meetings:
                     self._outside, self._parent, host.own_name, job, self._key_of(job), self._at_parent.pop
                 )
             return self._at_parent[job].seat(host, (*path, self._instance))
-        if job not in self._meetings:
-            self._meetings[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)
-        meeting = self._meetings[job]
+        if job not in self.by_job:
+            self.by_job[job] = Meeting(job, self._jobs, self._outside, self._refuse, self._forget)
+        meeting = self.by_job[job]
         return HostSeat(host, job, meeting.wait, meeting.leave, meeting.why_not)
 
     def _check_met(self, join: messages.RankJoin, job: str) -> None:
         """Raises RefusalError if a host may not join a job now."""
-        if job in self._meetings:
-            self._meetings[job].check_met(join)
+        if job in self.by_job:
+            self.by_job[job].check_met(join)
 
     def _refuse(self, host: ToHost, job: str, text: str, kind: str) -> None:
         self._jobs.counts["joins_refused"] += 1
-        log.warning("refused a host at %s that meets those of job %r: %s", host.host, job, text)
+        self._jobs.chronicle.refused(f"a host at {host.host} that meets those of job {job!r}", text, job=job, kind=kind)
         host.send(messages.Refused(kind, text[: messages.TEXT_MAX]))
         host.close()
 
     def _forget(self, meeting: "Meeting") -> None:
         """Forgets a job in which nobody has a seat any more. Hosts that come back know the number of their last
         meeting, so we needn't."""
-        if self._meetings.get(meeting.job) is meeting:
-            del self._meetings[meeting.job]
+        if self.by_job.get(meeting.job) is meeting:
+            del self.by_job[meeting.job]
 
     def held(self) -> dict[str, int]:
         """Returns how much it holds, by what it is."""
         return {
-            "meetings": len(self._meetings),
+            "meetings": len(self.by_job),
             "jobs whose hosts meet at the parent": len(self._at_parent),
             "seats of racks": self._seats_of_racks.total(),
         }
 
     def stop(self) -> None:
         """Ends all that happens by itself."""
-        for meeting in self._meetings.values():
+        for meeting in self.by_job.values():
             meeting.stop()
 
 
@@ -125,6 +125,10 @@ class Meeting:
         self._met: set[str] = set()  # the instances of the hosts that met last
         self._is_incomplete = False  # whether one of these is gone, while the others may be joining already
         self._timer: Timer | None = None
+
+    @property
+    def waiting(self) -> list[HostSeat]:
+        return [seat for seat in self._seats if seat.said is not None]
 
     # Hosts do this.
 
@@ -175,7 +179,7 @@ class Meeting:
         self._refuse_unlike(stands)
         if epoch is not None and stands:
             self._look_at(epoch)
-        waiting = [seat for seat in self._seats if seat.said is not None]
+        waiting = self.waiting
         if waiting and (epoch is None or epoch.state is EpochState.OVER):  # perhaps by this look
             self._hold(waiting, set() if job is None else job.lost)
         self._end_waits()
@@ -328,8 +332,7 @@ class Meeting:
             )
         if job is not None and job.epoch is not None:
             return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
-        waiting = [seat for seat in self._seats if seat.said is not None]
-        if not waiting:  # one that was just sent away asks
+        if not (waiting := self.waiting):  # one that was just sent away asks
             return "Nobody waits here any more."
         parties = parties_of(waiting, self._held)
         least = max(parties.least, parties.quorum)

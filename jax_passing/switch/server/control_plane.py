@@ -6,7 +6,7 @@ It does no I/O: see `outside.py`. What a peer sends is never trusted: a bad line
 from collections import Counter
 
 from jax_passing import job_names
-from jax_passing.config import unicast_address
+from jax_passing.config import address_text, unicast_address
 from jax_passing.errors import SwitchLostError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
@@ -16,11 +16,13 @@ from jax_passing.switch.jobs.admission import Abilities, RefusalError, check_ver
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX, JOBS_PER_ADDRESS_MIN, ConnectionQuota
+from jax_passing.switch.jobs.recent import Recent
 from jax_passing.switch.jobs.watch import Watch
 from jax_passing.switch.meetings.meetings import Meetings
 from jax_passing.switch.server.dispatch import Dispatcher
 from jax_passing.switch.server.running_time import RunningTime
 from jax_passing.switch.server.settings import SwitchSettings
+from jax_passing.switch.status.report import Report, SwitchFacts
 from jax_passing.switch.tree.questions import Questions
 from jax_passing.switch.tree.uplink import Uplink
 
@@ -30,7 +32,7 @@ class ControlPlane:
 
     Attributes:
       instance: tells this start of this switch from any other.
-      jobs, meetings, quota, dispatcher, outside, lease_s, counts: what conversations with members need
+      jobs, meetings, quota, dispatcher, outside, lease_s, counts, report: what conversations with members need
         (`member_conversation.py`).
     """
 
@@ -65,10 +67,21 @@ class ControlPlane:
             uplink_for=None if settings.parent is None else self._uplink_for,
         )
         self.quota = ConnectionQuota(connections_max, settings.connections_per_address)
-        self.dispatcher = Dispatcher(data_plane, self.jobs, self._questions, self._abilities)
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
-        self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s)
+        recent = Recent(data_plane)
+        self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s, recent)
         self.counts: Counter[str] = Counter()
+        self.report = Report(
+            self._facts(settings),
+            data_plane,
+            self.jobs,
+            self.meetings,
+            recent,
+            outside,
+            self.stats,
+            lambda: self.quota.connections,
+        )
+        self.dispatcher = Dispatcher(data_plane, self.jobs, self._questions, self._abilities, self.report)
 
     def hello(self) -> messages.Hello:
         return messages.Hello(
@@ -134,6 +147,16 @@ class ControlPlane:
             "connections": self.quota.connections,
         }
         return {what: count for what, count in counts.items() if count}
+
+    def _facts(self, settings: SwitchSettings) -> SwitchFacts:
+        return SwitchFacts(
+            self.instance,
+            settings.data_plane,
+            None if self._parent is None else address_text(*self._parent),
+            self.has_key,
+            self.lease_s,
+            self._link_gbit,
+        )
 
     def _abilities(self) -> Abilities:
         data_plane = self._data_plane

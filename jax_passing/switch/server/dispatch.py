@@ -3,11 +3,11 @@
 What it sends is never trusted: a message that makes no sense raises msgspec.DecodeError, which costs it its connection.
 """
 
-import logging
 from collections.abc import Callable
 
 import msgspec
 
+from jax_passing import job_names
 from jax_passing.config import RANKS_MAX
 from jax_passing.errors import JoinError, is_kind
 from jax_passing.protocol import control_messages as messages
@@ -17,9 +17,8 @@ from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.waits import whom_it_awaits
+from jax_passing.switch.status.report import Report
 from jax_passing.switch.tree.questions import Questions
-
-log = logging.getLogger("jax_passing.switch")
 
 INQUIRIES_MAX = 2 * RANKS_MAX  # of one member at once: a rack's switch asks for each of its hosts
 
@@ -33,11 +32,13 @@ class Dispatcher:
         jobs: JobTable,
         questions: Questions,
         abilities: Callable[[], Abilities],
+        report: Report,
     ):
         self._data_plane = data_plane
         self._jobs, self._starts = jobs, jobs.starts
         self._questions = questions
         self._abilities = abilities
+        self._report = report
 
     def dispatch(self, job: str, member: Member, line: bytes) -> None:
         message = messages.decode_from_member(line)
@@ -71,7 +72,8 @@ class Dispatcher:
             member.refusal_count += 1
             if member.refusal_count > RANKS_MAX:  # each of them is logged
                 raise msgspec.DecodeError(f"more than {RANKS_MAX} ranks were refused") from refusal
-            log.warning("refused rank %d of job %r (%s): %s", join.rank, job, member.rack, refusal)
+            who = f"rank {join.rank} of job {job!r} ({member.rack})"
+            self._jobs.chronicle.refused(who, str(refusal), job=job)
             self._jobs.refused(job, str(refusal))
             member.answer(messages.Refused(JoinError.__name__, str(refusal), join.rank))
 
@@ -91,6 +93,8 @@ class Dispatcher:
                 pass  # it has asked for whom it waits, and all have come meanwhile
             case messages.CountersQuery() if epoch.state is EpochState.RUNNING:
                 member.answer(messages.Counters(dict(self._data_plane.stats())))
+            case messages.StatusQuery():
+                member.answer(messages.Status(self._report.document(job_names.base(epoch.job.name))))
             case messages.Leave(sums) if epoch.state is EpochState.RUNNING:
                 self._jobs.leave(epoch, messages.Left((member.rank,), sums, epoch.who([member.rank])), member)
             case messages.Fail(kind, text, ranks):

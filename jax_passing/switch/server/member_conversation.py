@@ -76,7 +76,8 @@ class MemberConversation:
         assert self._connection is not None
         name = self._connection.name
         self._greet()
-        log.warning("refused %s: %s", f"{name} for job {job!r}" if job else f"the connection of {name}", why)
+        who = f"{name} for job {job!r}" if job else f"the connection of {name}"
+        self._jobs.chronicle.refused(who, why, job=job)
         self._connection.send(messages.Refused(JoinError.__name__, why))
         self._end("was refused")
 
@@ -109,7 +110,7 @@ class MemberConversation:
             whose = f"the key of job {self._secured_job!r}" if self._secured_job else "a job's key"
             log.warning("closing the connection of %s: it doesn't know %s (%s)", self._connection.name, whose, error)
         elif error is not None:
-            log.info("connection of %s: %s", self._connection.name, error)
+            log.debug("connection of %s: %s", self._connection.name, error)
         if self._member is not None and self._member.gave_up:
             reason = "asks and doesn't read the answers"
         elif isinstance(error, UnreadError):
@@ -173,6 +174,9 @@ class MemberConversation:
             versions = messages.PROTOCOL_VERSION, "what joins there", error.version
             self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"))
             return
+        if isinstance(join, messages.StatusQuery):
+            self._tell_status()
+            return
         if isinstance(join, messages.Meet | messages.RackMeet):
             self._on_meet(join)
             return
@@ -191,6 +195,17 @@ class MemberConversation:
         self._expect_heartbeats(join.lease_s)
         if self._member.rack:
             self._expect_ranks()
+
+    def _tell_status(self) -> None:
+        """Tells of all jobs, or of the one whose key the other knows."""
+        assert self._connection is not None
+        if self._plane.has_key and not self._is_secured:
+            self._turn_away(f"This switch tells its status to those who have its key, or a job's. {HOW_TO_GET_A_KEY}")
+            return
+        is_operator = not self._plane.has_key or self._secured_job == job_names.OPERATOR
+        job = None if is_operator else job_names.base(self._secured_job)
+        self._connection.send(messages.Status(self._plane.report.document(job)))
+        self._end("was told the status")
 
     def _on_meet(self, first: messages.Meet | messages.RackMeet) -> None:
         assert self._connection is not None
@@ -218,7 +233,7 @@ class MemberConversation:
         assert self._connection is not None
         assert self._lease is not None
         member, reason = self._member, f"was silent for {self._lease.lease_s:g} s"
-        log.info("closing the connection of %s: it %s", self._connection.name, reason)
+        log.debug("closing the connection of %s: it %s", self._connection.name, reason)
         if member is not None and not member.rack and not member.has_started:
             text = (
                 f"This host {reason} while it waited to join job {self._job!r}, and another one may have taken its "
@@ -235,7 +250,7 @@ class MemberConversation:
         member = self._member
         assert member is not None
         if member.epoch is None and self._outside.now() - member.alone_since >= FIRST_MESSAGE_S:
-            log.info("closing the connection of the switch at %s: it has no ranks", member.rack)
+            log.debug("closing the connection of the switch at %s: it has no ranks", member.rack)
             member.connection.give_up()
         else:
             self._timer = self._outside.call_later(FIRST_MESSAGE_S / 10, self._expect_ranks)

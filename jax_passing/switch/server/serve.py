@@ -26,6 +26,7 @@ from jax_passing.switch.server.descriptors import connections_that_fit
 from jax_passing.switch.server.log_limit import LogLimit
 from jax_passing.switch.server.output import write_line
 from jax_passing.switch.server.settings import SwitchSettings
+from jax_passing.switch.status.report import version
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -94,6 +95,20 @@ def _open(settings: SwitchSettings) -> tuple[socket.socket, DataPlane]:
     raise AssertionError
 
 
+def _banner(settings: SwitchSettings, data_plane: DataPlane, address: str) -> str:
+    """Says what is started, in one line."""
+    parts = [
+        f"jax-passing {version()}: a switch at {address}",
+        f"data plane {settings.data_plane}" + (f" ({settings.device})" if settings.device else ""),
+        f"{data_plane.slot_total} slots of {data_plane.lanes_per_chunk} lanes, {settings.slots_per_job} a job",
+        f"lease {settings.lease_s:g} s",
+        f"key from {settings.key_file}" if settings.key_file else "no key: anybody may join",
+    ]
+    if settings.parent is not None:
+        parts.append(f"parent {address_text(*settings.parent)}")
+    return "; ".join(parts)
+
+
 async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
@@ -106,6 +121,7 @@ async def serve(
     listener, data_plane = _open(settings)
     with listener:
         try:
+            log.info("%s", _banner(settings, data_plane, address_text(*listener.getsockname()[:2])))
             server = ControlServer(data_plane, settings, switch_key, connections_max)
             await server.listen(listener)
             on_listening(address_text(*listener.getsockname()[:2]), lambda: {**server.stats(), **data_plane.stats()})

@@ -113,7 +113,7 @@ class Uplink:
                 self._on_lost(str(error))
 
     def _on_lost(self, problem: str) -> None:
-        level = logging.INFO if problem == self._problem else logging.WARNING  # it is called four times a second
+        level = logging.DEBUG if problem == self._problem else logging.WARNING  # it is called four times a second
         log.log(level, "%s: the parent, the switch at %s, is away: %s", self._epoch, self.name, problem)
         self._problem = problem
         self._hang_up()

@@ -49,7 +49,7 @@ def test_a_wrong_flag_is_told_in_plain_lines_where_no_terminal_is():
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("jax-passing ", {"switch", "run", "plan", "simulate", "bench", "conformance", "doctor", "key"}),
+        ("jax-passing ", {"switch", "run", "status", "plan", "simulate", "bench", "conformance", "doctor", "key"}),
         ("jax-passing sw", {"switch"}),
         ("jax-passing run --ho", {"--hosts"}),
     ],

@@ -31,6 +31,8 @@ EXAMPLES = (
     messages.Answer(1, (1,), True, False, "a text"),
     messages.CountersQuery(),
     messages.Counters({"added": 5}),
+    messages.StatusQuery(messages.PROTOCOL_VERSION),
+    messages.Status({"jobs": [{"job": "a", "goodput_gbit": None}]}),
     messages.Heartbeat(),
     messages.Leave(),
     messages.Leave(3),

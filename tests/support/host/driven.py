@@ -13,7 +13,7 @@ WELCOME = messages.Welcome(1, 7, 0, 256, 0, 360)
 class HostOutside(MovedOutside):
     """A HostOutside (`host/outside.py`) that carries no packets."""
 
-    instance, port, sums_started = "this process", 1000, 0
+    instance, host_name, port, sums_started = "this process", "this machine", 1000, 0
 
     def open_socket(self, host, port):
         return self

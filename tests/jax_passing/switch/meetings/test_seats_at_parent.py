@@ -94,7 +94,7 @@ async def test_the_root_knows_the_address_of_a_racks_host(tree, root, rack):
     rack.hosts.append(Host(*streams))
     rack.hosts[-1].send(meet(0, started_as=3))
     await until(lambda: root.plane.held().get("seats of racks") == 1)
-    (host,) = root.plane.meetings._meetings["a"]._seats
+    (host,) = root.plane.meetings.by_job["a"]._seats
     assert host.who == "rank 0 (127.0.0.2, started as rank 3)"
 
 

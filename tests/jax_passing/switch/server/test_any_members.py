@@ -148,6 +148,7 @@ SAYINGS = (
     lambda input, peer: messages.Relay(input.bytes(input.below(8))),
     lambda input, peer: messages.Query(input.one_of([None, 0, 1, 255, 256, 1 << 20]), input.below(2)),
     lambda input, peer: messages.CountersQuery(),
+    lambda input, peer: messages.StatusQuery(input.below(12)),
     lambda input, peer: messages.Heartbeat(),
     lambda input, peer: messages.Leave(),
     lambda input, peer: messages.Left(tuple(range(input.below(4)))),

@@ -168,7 +168,7 @@ def test_flags_are_named_too():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_says_where_it_listens_and_ends_cleanly(start, number):
-    process = start("--listen", "127.0.0.1:0")
+    process = start("--listen", "127.0.0.1:0", "--quiet")
     port = port_of(process)
     greeting = hello(port)
     assert greeting == messages.Hello(messages.PROTOCOL_VERSION, "", port, greeting.instance)
@@ -246,7 +246,7 @@ def test_an_address_of_another_machine_isnt_called_taken():
 def test_jobs_go_on_though_its_terminal_is_gone(start):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        process = start("--listen", "127.0.0.1:0")
+        process = start("--listen", "127.0.0.1:0", "--quiet")
     finally:
         signal.signal(signal.SIGHUP, before)
     port = port_of(process)
@@ -264,7 +264,7 @@ def test_jobs_go_on_though_its_terminal_is_gone(start):
 
 
 def test_it_serves_on_while_nobody_reads_its_log(start):
-    process = start("--listen", "127.0.0.1:0")
+    process = start("--listen", "127.0.0.1:0", "--quiet")
     port = port_of(process)
 
     def say_nonsense():
@@ -308,8 +308,9 @@ def test_a_wrong_statement_that_logs_ends_no_job(capfd):
     assert "Message: '%d ranks'" in capfd.readouterr().err
 
 
-def test_verbose_logs_what_jobs_do(start):
-    process = start("--listen", "127.0.0.1:0", "--verbose", "--lease-s", "3")
+@pytest.mark.parametrize("flags", [(), ("--verbose",), ("--quiet",)])
+def test_it_logs_what_jobs_do(start, flags):
+    process = start("--listen", "127.0.0.1:0", "--lease-s", "3", *flags)
     port = port_of(process)
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection, connection.makefile("rb") as lines:
         assert messages.decode_from_switch(lines.readline()).lease_s == 3.0
@@ -320,5 +321,23 @@ def test_verbose_logs_what_jobs_do(start):
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert out.startswith("shut down: epochs_started 1")
-    for part in ("rank 0 of 1 joined", r"job 'a', epoch \d+: started with 1 ranks", "rank 0 left"):
-        assert re.search(part, err)
+    if flags == ("--quiet",):
+        assert err == ""
+        return
+    banner, *lines = (line.partition(" INFO ")[2] for line in err.splitlines() if " INFO " in line)
+    assert banner.startswith("jax-passing ")
+    assert banner.endswith(
+        f": a switch at 127.0.0.1:{port}; data plane software; 16384 slots of 360 lanes, 1024 a job; lease 3 s; no "
+        "key: anybody may join"
+    )
+    for line, part in zip(
+        lines,
+        (
+            r"job 'a', epoch \d+: rank 0 of 1 joined, at 127.0.0.1",
+            r"job 'a', epoch \d+: started with rank 0 at 127.0.0.1; slots from 0, results by unicast",
+            r"job 'a', epoch \d+ ended after 0.\d s: all ranks have left",
+        ),
+        strict=True,
+    ):
+        assert re.fullmatch(part, line)
+    assert ("DEBUG job" in err) == (flags == ("--verbose",))

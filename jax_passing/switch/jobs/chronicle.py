@@ -1,0 +1,90 @@
+"""The switch remembers which jobs have ended last, and who was refused, and writes both into the log."""
+
+import logging
+from collections import Counter, deque
+from dataclasses import dataclass
+
+from jax_passing.errors import JoinError, names
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.outside import Outside
+from jax_passing.switch.jobs.epoch_states import EpochState, Event
+from jax_passing.switch.jobs.epochs import Epoch
+
+log = logging.getLogger("jax_passing.switch")
+
+REMEMBERED = 16  # of either kind
+WHY_CHARACTERS_MAX = 500
+HOSTS_NAMED = 8
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Somebody wasn't admitted. `job`: empty if nobody knows which one was meant."""
+
+    at: float
+    who: str
+    job: str
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True)
+class End:
+    """An epoch of a job has ended, which had begun."""
+
+    at: float
+    job: str
+    epoch: int
+    ran_s: float
+    why: str
+
+
+class Chronicle:
+    """Notes what becomes of jobs, as it happens.
+
+    Attributes:
+      refusals, ends: the last ones.
+      refused_by_kind: how many refusals there were, by kind of error.
+    """
+
+    def __init__(self, outside: Outside):
+        self._outside = outside
+        self.refusals: deque[Refusal] = deque(maxlen=REMEMBERED)
+        self.ends: deque[End] = deque(maxlen=REMEMBERED)
+        self.refused_by_kind: Counter[str] = Counter()
+
+    def refused(self, who: str, why: str, *, job: str = "", kind: str = JoinError.__name__) -> None:
+        """`job`: that was meant. `kind`: of the error that the host raises."""
+        # Lines of different callers are of different kinds to the log's limit.
+        log.warning("refused %s: %s", who, why, stacklevel=2)
+        self.refused_by_kind[kind] += 1
+        self.refusals.append(Refusal(self._outside.now(), who, job, kind, why[:WHY_CHARACTERS_MAX]))
+
+    def joined(self, epoch: Epoch, join: messages.RankJoin) -> None:
+        level = logging.INFO if len(epoch.joined()) == 1 else logging.DEBUG
+        log.log(level, "%s: rank %d of %d joined, at %s", epoch, join.rank, join.world_size, join.host)
+
+    def started(self, epoch: Epoch) -> None:
+        assert epoch.plan is not None
+        epoch.since = self._outside.now()
+        hosts = list(dict.fromkeys(member.connection.host for member in epoch.workers()))
+        more = f" and {len(hosts) - HOSTS_NAMED} more" if len(hosts) > HOSTS_NAMED else ""
+        log.info(
+            "%s: started with %s at %s; slots from %d, results by %s",
+            epoch,
+            names(sorted(epoch.joined())),
+            ", ".join(hosts[:HOSTS_NAMED]) + more,
+            epoch.slot_first,
+            f"multicast to {epoch.group.address}" if epoch.group else "unicast",
+        )
+
+    def ended(self, epoch: Epoch, was: EpochState, event: Event, why: str) -> None:
+        """`was`: its state before. `why`: what its members are told, if anything."""
+        if was is not EpochState.RUNNING:
+            log.debug("%s ended before it began: %s", epoch, event.value)
+            return
+        now = self._outside.now()
+        ran_s = now - epoch.since
+        log.info("%s ended after %.1f s: %s", epoch, ran_s, event.value)
+        why = (why or event.value)[:WHY_CHARACTERS_MAX]
+        self.ends.append(End(now, epoch.job.name, epoch.number, ran_s, why))

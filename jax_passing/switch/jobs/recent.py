@@ -1,0 +1,94 @@
+"""Counters of jobs are looked at now and then, so that it can be said what was counted in the last minute."""
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+
+from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
+from jax_passing.switch.data_planes.job_counts import JobCounts, WorkerCounts
+from jax_passing.switch.jobs.epoch_states import EpochState
+from jax_passing.switch.jobs.epochs import Epoch
+
+log = logging.getLogger("jax_passing.switch")
+
+SAMPLE_S = 5.0
+WINDOW_S = 60.0
+SAMPLES = round(WINDOW_S / SAMPLE_S) + 1
+
+_Key = tuple[int, int]  # numbers of a job and of its epoch, which nobody but us then keeps
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A job has counted this in some seconds: `counts` has the differences, but what waits, and how long workers have
+    been silent, as it is now."""
+
+    seconds: float
+    counts: JobCounts
+
+
+@dataclass(frozen=True)
+class _Sample:
+    at: float
+    counts: JobCounts
+
+
+class Recent:
+    """Knows of each running epoch what it has counted up to a minute ago."""
+
+    def __init__(self, data_plane: DataPlane):
+        self._data_plane = data_plane
+        self._samples: dict[_Key, deque[_Sample]] = {}
+        self._next = 0.0
+
+    def look(self, epochs: list[Epoch], now: float) -> None:
+        """Is called all the time, with the epochs that form or run."""
+        if now < self._next:
+            return
+        self._next = now + SAMPLE_S
+        running = {_key(epoch): epoch for epoch in epochs if epoch.state is EpochState.RUNNING}
+        self._samples = {key: self._samples.get(key, deque(maxlen=SAMPLES)) for key in running}
+        for key, epoch in running.items():
+            if (counts := self._counts(epoch)) is not None:
+                self._samples[key].append(_Sample(now, counts))
+
+    def counted(self, epoch: Epoch, now: float) -> tuple[Counted, Counted] | None:
+        """Returns what a running epoch has counted in the last seconds, and in the last minute, or since it began if
+        that is shorter; None if nobody can tell."""
+        counts = self._counts(epoch)
+        if counts is None:
+            return None
+        beginning = _Sample(min(epoch.since, now), JobCounts(0, 0, 0, None, (WorkerCounts(),) * len(counts.workers)))
+        samples = [beginning, *self._samples.get(_key(epoch), ())]
+        before = [sample for sample in samples if sample.at <= now - SAMPLE_S] or samples[:1]
+        within = [sample for sample in samples if sample.at >= now - WINDOW_S] or samples[-1:]
+        return _since(before[-1], counts, now), _since(within[0], counts, now)
+
+    def _counts(self, epoch: Epoch) -> JobCounts | None:
+        try:
+            return self._data_plane.counts(epoch.job.number)
+        except Exception as error:  # whatever the device's driver raises
+            log.error("the data plane can't tell what it counted: %s", error, exc_info=unexpected(error))
+            return None
+
+
+def _key(epoch: Epoch) -> _Key:
+    return epoch.job.number, epoch.number
+
+
+def _since(sample: _Sample, counts: JobCounts, now: float) -> Counted:
+    before = sample.counts
+    workers = tuple(
+        WorkerCounts(
+            new.contributions - old.contributions,
+            new.resends - old.resends,
+            new.last - old.last,
+            new.waited_us - old.waited_us,
+            new.silent_us,
+        )
+        for new, old in zip(counts.workers, before.workers, strict=True)
+    )
+    difference = JobCounts(
+        counts.chunks - before.chunks, counts.lanes - before.lanes, counts.waiting, counts.oldest, workers
+    )
+    return Counted(max(now - sample.at, 1e-3), difference)

@@ -1,0 +1,154 @@
+"""The status of a switch is a document of plain values, which docs/operate/watching.md explains. Pure functions make it
+from what the switch knows."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from jax_passing import job_names
+from jax_passing.errors import names
+from jax_passing.switch.jobs.admission import least
+from jax_passing.switch.jobs.chronicle import Chronicle
+from jax_passing.switch.jobs.epoch_states import EpochState
+from jax_passing.switch.jobs.epochs import Epoch, Member
+from jax_passing.switch.jobs.recent import Counted, Recent
+from jax_passing.switch.jobs.waits import whom_it_awaits
+from jax_passing.switch.meetings.meetings import Meeting
+
+JOBS_MAX = 256
+Document = dict[str, Any]
+_LANE_BYTES = 4
+
+
+def of_epoch(epoch: Epoch, recent: Recent, now: float) -> Document:
+    """Describes one job at this switch. Values that nobody can tell are None."""
+    name, _, shard = epoch.job.name.partition(job_names.SHARD_MARK)
+    joins = epoch.joined().values()
+    running = epoch.state is EpochState.RUNNING
+    link_gbit = least(*(join.link_gbit for join in joins))
+    counted = recent.counted(epoch, now) if running else None
+    return {
+        "job": name,
+        "shard": int(shard or 0),
+        "shards": max((join.shards for join in joins), default=1),
+        "epoch": epoch.number,
+        "state": epoch.state.value,
+        "for_s": now - epoch.since,
+        "world_size": epoch.world_size,
+        "slots": epoch.plan.slot_count if epoch.plan is not None and epoch.slot_first is not None else 0,
+        "absent": [] if running else epoch.absent(),
+        "left": sorted(epoch.left),
+        "awaits": whom_it_awaits(epoch) if epoch.state is EpochState.FORMING else "",
+        "parent": None if epoch.uplink is None else epoch.uplink.name,
+        "link_gbit": link_gbit,
+        **_rates(counted, link_gbit),
+        "oldest": None if counted is None else _oldest(epoch, counted[1]),
+        "members": _members(epoch, counted),
+    }
+
+
+def _rates(counted: tuple[Counted, Counted] | None, link_gbit: float | None) -> Document:
+    if counted is None:
+        unknown = ("goodput_gbit", "line_rate_share", "minute_s", "chunks", "resends", "chunks_waiting")
+        return dict.fromkeys(unknown)
+    seconds, minute = counted
+    goodput_gbit = seconds.counts.lanes * _LANE_BYTES * 8 / seconds.seconds / 1e9
+    return {
+        "goodput_gbit": goodput_gbit,
+        "line_rate_share": goodput_gbit / link_gbit if link_gbit else None,
+        "minute_s": minute.seconds,
+        "chunks": minute.counts.chunks,
+        "resends": sum(worker.resends for worker in minute.counts.workers),
+        "chunks_waiting": minute.counts.waiting,
+    }
+
+
+def _oldest(epoch: Epoch, minute: Counted) -> Document | None:
+    chunk = minute.counts.oldest
+    if chunk is None:
+        return None
+    silent = [one for worker, one in enumerate(epoch.workers()) if not chunk.bitmap >> worker & 1]
+    if silent:
+        missing = sorted(rank for member in silent for rank in member.ranks)
+        whom = names(missing)
+    else:
+        missing, whom = [], "the parent" if epoch.uplink is None else f"the switch at {epoch.uplink.name}"
+    waited_s = chunk.waited_us / 1e6
+    return {"slot": chunk.slot, "sequence": chunk.sequence, "waited_s": waited_s, "missing": missing, "waits_for": whom}
+
+
+def _members(epoch: Epoch, counted: tuple[Counted, Counted] | None) -> list[Document]:
+    members = epoch.workers()
+    if counted is None:
+        unknown = dict.fromkeys(("last", "last_share", "waited_s", "waited_share", "resends", "silent_s"))
+        return [_member(epoch, member) | unknown for member in members]
+    minute = counted[1]
+    chunks = max(1, minute.counts.chunks)
+    return [
+        _member(epoch, member)
+        | {
+            "last": worker.last,
+            "last_share": worker.last / chunks,
+            "waited_s": worker.waited_us / 1e6,
+            "waited_share": min(1.0, worker.waited_us / 1e6 / minute.seconds),
+            "resends": worker.resends,
+            "silent_s": worker.silent_us / 1e6,
+        }
+        for member, worker in zip(members, minute.counts.workers, strict=True)
+    ]
+
+
+def _member(epoch: Epoch, member: Member) -> Document:
+    ranks = sorted(member.ranks)
+    return {
+        "ranks": ranks,
+        "switch": member.rack or None,
+        "address": member.address[0],
+        "port": member.address[1],
+        "hosts": [
+            {"rank": rank, "address": join.host, "name": join.host_name} for rank, join in sorted(member.ranks.items())
+        ],
+        "has_left": epoch.left.issuperset(ranks),
+    }
+
+
+def of_meeting(meeting: Meeting, now: float) -> Document:
+    """Describes who waits to meet, and why."""
+    who = [{"rank": one.rank, "address": one.connection.host, "for_s": now - one.since} for one in meeting.waiting]
+    return {"job": meeting.job, "waiting": who, "why": meeting.why_not()}
+
+
+def of_chronicle(chronicle: Chronicle, now: float) -> Document:
+    """Describes the jobs that ended last, and who was refused, the last first."""
+    return {
+        "ended": [
+            {
+                "ago_s": now - end.at,
+                "job": end.job,
+                "epoch": end.epoch,
+                "ran_s": end.ran_s,
+                "why": end.why,
+            }
+            for end in reversed(chronicle.ends)
+        ],
+        "refusals": [
+            {
+                "ago_s": now - refusal.at,
+                "who": refusal.who,
+                "job": refusal.job,
+                "kind": refusal.kind,
+                "why": refusal.why,
+            }
+            for refusal in reversed(chronicle.refusals)
+        ],
+    }
+
+
+def of_job(document: Document, job: str) -> Document:
+    """Leaves of a document what an owner of this job's key may see: this job, those that were made from it, and what
+    isn't of any job."""
+
+    def ours(parts: Iterable[Document]) -> list[Document]:
+        return [part for part in parts if job_names.base(part["job"]) == job]
+
+    lists = {part: ours(document[part]) for part in ("jobs", "meetings", "ended", "refusals")}
+    return {**document, **lists, "packets": None, "counts": None}

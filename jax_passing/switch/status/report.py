@@ -1,0 +1,96 @@
+"""The switch reports its status to whoever asks, at most a few times a second anew."""
+
+import importlib.metadata
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from jax_passing.protocol.all_versions import PROTOCOL_VERSION
+from jax_passing.protocol.outside import Outside
+from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
+from jax_passing.switch.jobs.jobs import JobTable
+from jax_passing.switch.jobs.recent import Recent
+from jax_passing.switch.meetings.meetings import Meetings
+from jax_passing.switch.status.document import JOBS_MAX, Document, of_chronicle, of_epoch, of_job, of_meeting
+
+log = logging.getLogger("jax_passing.switch")
+
+AGAIN_S = 0.5  # making it takes a look at all slots, and anybody may ask
+
+
+@dataclass(frozen=True)
+class SwitchFacts:
+    """A switch tells this of itself, which never changes. `parent`: its address, for people."""
+
+    instance: str
+    data_plane: str
+    parent: str | None
+    has_key: bool
+    lease_s: float
+    link_gbit: float | None
+
+
+def version() -> str:
+    return importlib.metadata.version("jax-passing")
+
+
+class Report:
+    def __init__(
+        self,
+        facts: SwitchFacts,
+        data_plane: DataPlane,
+        jobs: JobTable,
+        meetings: Meetings,
+        recent: Recent,
+        outside: Outside,
+        counts: Callable[[], Mapping[str, int]],
+        connections: Callable[[], int],
+    ):
+        """`counts`: tells the control plane's counters. `connections`: says how many there are."""
+        self._facts = facts
+        self._data_plane, self._jobs, self._meetings, self._recent = data_plane, jobs, meetings, recent
+        self._outside = outside
+        self._counts, self._connections = counts, connections
+        self._began = outside.now()
+        self._made_at = float("-inf")
+        self._made: Document = {}
+
+    def document(self, job: str | None = None) -> Document:
+        """Returns the whole document, or what an owner of this job's key may see of it."""
+        now = self._outside.now()
+        if now - self._made_at >= AGAIN_S:
+            self._made_at, self._made = now, self._make(now)
+        return self._made if job is None else of_job(self._made, job)
+
+    def _make(self, now: float) -> Document:
+        facts, epochs = self._facts, self._jobs.epochs()
+        return {
+            "switch": {
+                "version": version(),
+                "protocol_version": PROTOCOL_VERSION,
+                "instance": facts.instance,
+                "data_plane": facts.data_plane,
+                "up_s": now - self._began,
+                "parent": facts.parent,
+                "has_key": facts.has_key,
+                "lease_s": facts.lease_s,
+                "link_gbit": facts.link_gbit,
+                "slots": self._data_plane.slot_total,
+                "slots_used": self._jobs.starts.slots_held,
+                "lanes_per_chunk": self._data_plane.lanes_per_chunk,
+                "connections": self._connections(),
+                "jobs": len(epochs),
+            },
+            "jobs": [of_epoch(epoch, self._recent, now) for epoch in epochs[:JOBS_MAX]],
+            "meetings": [of_meeting(one, now) for one in self._meetings.by_job.values() if one.waiting],
+            **of_chronicle(self._jobs.chronicle, now),
+            "packets": self._packets(),
+            "counts": dict(self._counts()),
+        }
+
+    def _packets(self) -> dict[str, int] | None:
+        try:
+            return dict(self._data_plane.stats())
+        except Exception as error:  # whatever the device's driver raises
+            log.error("the data plane can't tell its counters: %s", error, exc_info=unexpected(error))
+            return None
