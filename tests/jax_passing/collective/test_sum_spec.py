@@ -35,7 +35,7 @@ GPU_SPEC = GpuSpec(6, 7, (-1, 2049), (10, 11), (13, 14), (15, 16))
 def test_python_writes_what_cpp_reads():
     _, text = EXAMPLE.read_text().split('R"(')
     assert text.split(')";')[0] == SPEC.encode()
-    gpu = EXAMPLE.parents[2] / "ffi" / "cuda_spec_test.cc"
+    gpu = EXAMPLE.parents[2] / "ffi" / "cuda" / "spec_test.cc"
     assert repr(GPU_SPEC.encode()).strip("'") in gpu.read_text()
 
 
