@@ -6,5 +6,5 @@ VERDICTS = (
     *("forwarded", "forwarded_again", "answered"),
 )
 """The names of counters of every data plane, which a switch also tells its clients. tests/conformance/test_verdicts.py
-compares them with the lists in p4/types.p4, xla_ffi/ebpf/slots.h (which has no parents) and xla_ffi/switch/slot_pool.h
+compares them with the lists in p4/types.p4, xla_ffi/ebpf/slots.h (which has no parents) and xla_ffi/switch/verdict.h
 (which can tell forged packets)."""

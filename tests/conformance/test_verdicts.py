@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 LISTS = {
     "p4/types.p4": (r"enum bit<8> verdict_t {(.*?)}", VERDICTS),
     "xla_ffi/ebpf/slots.h": (r"enum verdict {(.*?)}", (*VERDICTS[: VERDICTS.index("forwarded")], "verdicts")),
-    "xla_ffi/switch/slot_pool.h": (r"enum class Verdict : uint8_t {(.*?)}", (*VERDICTS, "forged")),
+    "xla_ffi/switch/verdict.h": (r"enum class Verdict : uint8_t {(.*?)}", (*VERDICTS, "forged")),
 }
 
 
