@@ -196,17 +196,24 @@ void Rendezvous::FailSession(const Failure& failure) {
 
 void Rendezvous::Watch() {
   std::unique_lock lock(mutex_);
+  int64_t looked_us = 0;
   while (attachment_) {
     if (open_.empty()) {
       watch_idle_ = true;
       wake_watch_.wait(lock);
       continue;
     }
-    const int64_t looked_us = MonotonicUs();
     wake_watch_.wait_for(lock, kWatchInterval);
     if (!attachment_ || open_.empty()) continue;
     std::optional<Failure> failure;
-    const int64_t now_us = MonotonicUs(), passed_us = now_us - looked_us;
+    // It was to look soon after the last time, or after the first of these was opened while it was idle.
+    int64_t since_us = INT64_MAX;
+    for (const auto& [hash, alike] : open_) {
+      for (const auto& gathering : alike) since_us = std::min(since_us, gathering->opened_us);
+    }
+    since_us = std::max(since_us, looked_us);
+    const int64_t now_us = looked_us = MonotonicUs();
+    const int64_t passed_us = now_us - since_us;
     if (passed_us > kStoodStillUs) {
       for (const auto& [hash, alike] : open_) {
         // Some may have been opened after that time.
