@@ -25,7 +25,7 @@ from jax_passing.errors import (
 )
 from jax_passing.host import inside, preparations, processes, rehearsal, scope, unfinished_handles
 from jax_passing.host.control.control import Control
-from jax_passing.host.control.joining import Rehearsal as Rehearsing
+from jax_passing.host.control.joining import Rehearsing
 from jax_passing.host.control.ranks import Links, Ranks
 from jax_passing.host.executions import await_executions, wait_for_arrays
 from jax_passing.host.stats import NO_NETWORK, Stats

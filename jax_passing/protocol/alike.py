@@ -47,7 +47,7 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
         "world_size_min": str(settings.world_size_min or ""),
         "standby": ",".join(address_text(*address) for address in settings.standby)[:_FACT_CHARACTERS_MAX],
         HASH_SEED: hash_seed(),
-        **{name: _version(package) for name, package in _PACKAGES.items()},
+        **{name: version_of(package) for name, package in _PACKAGES.items()},
     }
     return {name: value for name, value in ours.items() if value}
 
@@ -59,7 +59,8 @@ def hash_seed() -> str:
 
 
 @cache  # it is read from a file, and parsed
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """Returns the version of an installed package; empty if it isn't installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from jax_passing.config import Settings
 from jax_passing.errors import InterruptionError
-from jax_passing.host.control.joining import Joining, Rehearsal
+from jax_passing.host.control.joining import Joining, Rehearsing
 from simulation.packetless import LINE_DELAY_S, NoSocket, NoTransport, packetless_switch, packetless_world
 from simulation.switches import LEASE_S
 from simulation.world import Machine, Process, ViolationError
@@ -138,7 +138,7 @@ class Host:
             raise ViolationError(f"host {self.number} has step {self.step}, and is ended by: {why}")
 
     def on_joined(self, joined):
-        if isinstance(joined, Rehearsal):
+        if isinstance(joined, Rehearsing):
             assert joined.rank == joined.world_size - 1 > 0
             self.phase = "rehearsing"
             self.compile(lambda: self.meet(()))

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -15,11 +14,10 @@ from jax_passing.errors import AuthenticationError, ConfigError, PassingError, S
 from jax_passing.host.control.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
+from jax_passing.protocol.overview import Document
 
 ANSWER_S = 10.0
 _KEY_ADVICE = "Give the switch's own key (--key-file), or the key of a job and its name (--key-file and --job)."
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jax_passing.errors import names
-
-Document = dict[str, Any]
+from jax_passing.protocol.overview import Document
 
 MEMBERS_SHOWN = 16
 LINES_SHOWN = 3  # of refusals, and of jobs that have ended

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from jax_passing import _native
 from jax_passing.config import Settings
 from jax_passing.errors import Failure, JoinError, PassingError, names
-from jax_passing.host.control.joining import Joined, Joining, Rehearsal
+from jax_passing.host.control.joining import Joined, Joining, Rehearsing
 from jax_passing.host.control.loop import Loop
 from jax_passing.host.control.ranks import HostSet, Ranks
 from jax_passing.protocol import keys
@@ -40,14 +40,14 @@ class Control:
 
     def join(
         self, step: int | None, lost: Sequence[int], first_device_id: int, *, rehearses: bool
-    ) -> Joined | Rehearsal:
+    ) -> Joined | Rehearsing:
         """Joins an epoch, and lends its sums to this process's handlers; or says that it is to rehearse first. `step`,
         `lost` and `rehearses` are those of `Meeting.meet`. Raises what `Joining.join` tells."""
         try:
-            joined: Joined | Rehearsal = self.loop.wait(
+            joined: Joined | Rehearsing = self.loop.wait(
                 lambda *outcomes: self._joining.join(step, lost, *outcomes, rehearses=rehearses)
             )
-            if isinstance(joined, Rehearsal):
+            if isinstance(joined, Rehearsing):
                 return joined
             _native.attach(
                 joined.ranks.host.transport.native,

@@ -42,10 +42,10 @@ class Joined(NamedTuple):
     survivors: int = 0
 
 
-class Rehearsal(NamedTuple):
-    """The job runs without this host, which compiles its programs as this rank of so many hosts, and then joins again.
+class Rehearsing(NamedTuple):
+    """The job runs without this host, which compiles its programs as this rank, and then joins again.
 
-    `device_ranks`: as many of its devices will have ranks of their own.
+    `device_ranks`: how many of its devices will have ranks of their own.
     """
 
     rank: int
@@ -60,8 +60,7 @@ class Joining:
         """`key`: the job's, if there is one."""
         self._context = HostContext(outside, settings, Events(self._on), key, device_count)
         self._outside, self._settings = outside, settings
-        meets = bool(settings.standby) or settings.world_size_min is not None
-        self._meeting = Meeting(self._context) if meets else None
+        self._meeting = Meeting(self._context) if settings.standby or self._is_elastic else None
         self._ranks: Ranks | None = None  # of the last join, or on their way
         self._is_over = self._has_joined = False
         self._retry: Timer | None = None
@@ -76,7 +75,7 @@ class Joining:
         self,
         step: int | None,
         lost: Sequence[int],
-        on_joined: Callable[[Joined | Rehearsal], None],
+        on_joined: Callable[[Joined | Rehearsing], None],
         on_failed: Callable[[Exception], None],
         *,
         rehearses: bool = False,
@@ -161,7 +160,7 @@ class Joining:
             self._ranks.close()
             self._ranks = None
         rank, world_size = settings.rank, settings.world_size
-        if settings.world_size_min is not None:
+        if self._is_elastic:
             rank, world_size = met.rank, met.world_size
             if rank >= met.survivors:
                 self._step = None  # what it has is of another time
@@ -169,7 +168,7 @@ class Joining:
         seed = _seed_after(met.step, settings.seed)
         switches = meeting.switches(point, met)
         context = self._context.replace(switch=switches, rank=rank, world_size=world_size, seed=seed)
-        if settings.world_size_min is not None:
+        if self._is_elastic:
             context = dataclasses.replace(context, met=met, started_as=settings.rank)
         self._has_joined = False
         self._greetings = self._outside.call_later(CONNECT_TIMEOUT_S, self._on_no_greeting)
@@ -182,7 +181,7 @@ class Joining:
         except PassingError as error:
             self._fail(error)
         else:
-            self._on_joined(Rehearsal(world_size - 1, world_size, devices))
+            self._on_joined(Rehearsing(world_size - 1, world_size, devices))
 
     def _stop_waiting(self) -> None:
         if self._greetings is not None:
@@ -194,7 +193,7 @@ class Joining:
         if self._meeting is not None:
             self._meeting.has_begun()
         joined = Joined(ranks, self._joined_as.rank, self._joined_as.world_size)
-        if self._settings.world_size_min is not None and self.met is not None:
+        if self._is_elastic and self.met is not None:
             joined = joined._replace(step=self.met.step, survivors=self.met.survivors)
         elif self._meeting is not None:
             self._meeting.close()  # it meets nobody again

@@ -1,7 +1,7 @@
 """The switch remembers which jobs have ended last, and who was refused, and writes both into the log."""
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass
 
 from jax_passing.errors import JoinError, names
@@ -44,20 +44,17 @@ class Chronicle:
 
     Attributes:
       refusals, ends: the last ones.
-      refused_by_kind: how many refusals there were, by kind of error.
     """
 
     def __init__(self, outside: Outside):
         self._outside = outside
         self.refusals: deque[Refusal] = deque(maxlen=REMEMBERED)
         self.ends: deque[End] = deque(maxlen=REMEMBERED)
-        self.refused_by_kind: Counter[str] = Counter()
 
     def refused(self, who: str, why: str, *, job: str = "", kind: str = JoinError.__name__) -> None:
         """`job`: that was meant. `kind`: of the error that the host raises."""
         # Lines of different callers are of different kinds to the log's limit.
         log.warning("refused %s: %s", who, why, stacklevel=2)
-        self.refused_by_kind[kind] += 1
         self.refusals.append(Refusal(self._outside.now(), who, job, kind, why[:WHY_CHARACTERS_MAX]))
 
     def joined(self, epoch: Epoch, join: messages.RankJoin) -> None:

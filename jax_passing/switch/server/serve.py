@@ -13,6 +13,7 @@ from collections.abc import Callable
 from jax_passing.config import address_text
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import keys
+from jax_passing.protocol.alike import version_of
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.data_planes.device import read_device
 from jax_passing.switch.data_planes.ebpf import EbpfDataPlane
@@ -26,7 +27,6 @@ from jax_passing.switch.server.descriptors import connections_that_fit
 from jax_passing.switch.server.log_limit import LogLimit
 from jax_passing.switch.server.output import write_line
 from jax_passing.switch.server.settings import SwitchSettings
-from jax_passing.switch.status.report import version
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -98,7 +98,7 @@ def _open(settings: SwitchSettings) -> tuple[socket.socket, DataPlane]:
 def _banner(settings: SwitchSettings, data_plane: DataPlane, address: str) -> str:
     """Says what is started, in one line."""
     parts = [
-        f"jax-passing {version()}: a switch at {address}",
+        f"jax-passing {version_of('jax_passing')}: a switch at {address}",
         f"data plane {settings.data_plane}" + (f" ({settings.device})" if settings.device else ""),
         f"{data_plane.slot_total} slots of {data_plane.lanes_per_chunk} lanes, {settings.slots_per_job} a job",
         f"lease {settings.lease_s:g} s",

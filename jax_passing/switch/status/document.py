@@ -1,13 +1,14 @@
 """The status of a switch is a document of plain values, which docs/operate/watching.md explains. Pure functions make it
 from what the switch knows."""
 
+import dataclasses
 from collections.abc import Iterable
-from typing import Any
 
 from jax_passing import job_names
 from jax_passing.errors import names
+from jax_passing.protocol.overview import Document
 from jax_passing.switch.jobs.admission import least
-from jax_passing.switch.jobs.chronicle import Chronicle
+from jax_passing.switch.jobs.chronicle import Chronicle, End, Refusal
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.recent import Counted, Recent
@@ -15,7 +16,6 @@ from jax_passing.switch.jobs.waits import whom_it_awaits
 from jax_passing.switch.meetings.meetings import Meeting
 
 JOBS_MAX = 256
-Document = dict[str, Any]
 _LANE_BYTES = 4
 
 
@@ -119,27 +119,14 @@ def of_meeting(meeting: Meeting, now: float) -> Document:
 
 def of_chronicle(chronicle: Chronicle, now: float) -> Document:
     """Describes the jobs that ended last, and who was refused, the last first."""
+
+    def described(one: End | Refusal) -> Document:
+        fields = dataclasses.asdict(one)
+        return {"ago_s": now - fields.pop("at"), **fields}
+
     return {
-        "ended": [
-            {
-                "ago_s": now - end.at,
-                "job": end.job,
-                "epoch": end.epoch,
-                "ran_s": end.ran_s,
-                "why": end.why,
-            }
-            for end in reversed(chronicle.ends)
-        ],
-        "refusals": [
-            {
-                "ago_s": now - refusal.at,
-                "who": refusal.who,
-                "job": refusal.job,
-                "kind": refusal.kind,
-                "why": refusal.why,
-            }
-            for refusal in reversed(chronicle.refusals)
-        ],
+        "ended": [described(end) for end in reversed(chronicle.ends)],
+        "refusals": [described(refusal) for refusal in reversed(chronicle.refusals)],
     }
 
 

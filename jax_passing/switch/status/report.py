@@ -1,17 +1,18 @@
 """The switch reports its status to whoever asks, at most a few times a second anew."""
 
-import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from jax_passing.protocol import alike
 from jax_passing.protocol.all_versions import PROTOCOL_VERSION
 from jax_passing.protocol.outside import Outside
+from jax_passing.protocol.overview import Document
 from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.recent import Recent
 from jax_passing.switch.meetings.meetings import Meetings
-from jax_passing.switch.status.document import JOBS_MAX, Document, of_chronicle, of_epoch, of_job, of_meeting
+from jax_passing.switch.status.document import JOBS_MAX, of_chronicle, of_epoch, of_job, of_meeting
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -28,10 +29,6 @@ class SwitchFacts:
     has_key: bool
     lease_s: float
     link_gbit: float | None
-
-
-def version() -> str:
-    return importlib.metadata.version("jax-passing")
 
 
 class Report:
@@ -66,7 +63,7 @@ class Report:
         facts, epochs = self._facts, self._jobs.epochs()
         return {
             "switch": {
-                "version": version(),
+                "version": alike.version_of("jax_passing"),
                 "protocol_version": PROTOCOL_VERSION,
                 "instance": facts.instance,
                 "data_plane": facts.data_plane,
