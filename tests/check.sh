@@ -250,7 +250,8 @@ wheels() {
   "$venv/tools/bin/auditwheel" show "$wheel"
   "$venv/tools/bin/check-jsonschema" --builtin-schema vendor.github-workflows .github/workflows/release.yml
   "$venv/tools/bin/cibuildwheel" --platform linux --print-build-identifiers
-  for python in python3 ~/.pyenv/versions/3.1[2-9]*/bin/python; do
+  for python in python3 "$python" ~/.pyenv/versions/3.1[3-9]*/bin/python; do
+    command -v "$python" >/dev/null || continue  # there is none of these
     "$python" -m venv --clear "$venv/user"
     "$venv/user/bin/pip" install --quiet --find-links "$work/wheel" --find-links "$work/wheel-3.12" jax-passing
     PATH=$venv/empty "$venv/user/bin/jax-passing" run --hosts 2 examples/hello_psum.py

@@ -229,7 +229,7 @@ class Cluster:
         lines = (self._folder / f"{name}.txt").read_text().splitlines()
         return next((line for line in reversed(lines) if line and not line[0].isspace()), "")
 
-    # What faults do.
+    # Faults do this.
 
     def serving(self) -> Machine:
         """Returns the switch where hosts have most connections."""

@@ -13,7 +13,8 @@ from jax_passing.protocol.packet import WORKERS_MAX
 
 def plan(
     hosts: Annotated[
-        int, typer.Option(min=1, max=RANKS_MAX, help=f"So many hosts sum; above {WORKERS_MAX}, in a tree of switches.")
+        int,
+        typer.Option(min=1, max=RANKS_MAX, help=f"The number of hosts; above {WORKERS_MAX}, in a tree of switches."),
     ] = 8,
     devices_per_host: Annotated[int, typer.Option(min=1, help="The devices of each host.")] = 1,
     size_bytes: Annotated[
@@ -30,8 +31,8 @@ def plan(
         int,
         typer.Option(
             min=0,
-            help="So many switches share the sum, each behind one link. With 0, there is one switch that has a port "
-            "for each host.",
+            help="The number of switches that share the sum, each behind one link. With 0, there is one switch that has "
+            "a port for each host.",
         ),
     ] = 0,
     colocated: Annotated[

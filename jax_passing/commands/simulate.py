@@ -19,7 +19,7 @@ def _hosts(text: str) -> list[int]:
 
 def simulate(
     hosts: Annotated[
-        str, typer.Option(metavar="H,...", help="So many hosts sum, up to 4096; several numbers with commas.")
+        str, typer.Option(metavar="H,...", help="The number of hosts, up to 4096; several with commas.")
     ] = "8,64,512",
     devices_per_host: Annotated[int, typer.Option(help="The number of devices of each host.")] = 1,
     size_bytes: Annotated[

@@ -1,4 +1,4 @@
-// What a switch counts of a job: how much it adds up, and for which worker the others wait. No clock, no threads.
+// A switch counts of a job how much it adds up, and for which worker the others wait. No clock, no threads.
 #ifndef XLA_FFI_SWITCH_JOB_COUNTS_H_
 #define XLA_FFI_SWITCH_JOB_COUNTS_H_
 

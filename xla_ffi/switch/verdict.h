@@ -1,4 +1,4 @@
-// What becomes of a packet at a switch.
+// A switch judges each packet by a verdict.
 #ifndef XLA_FFI_SWITCH_VERDICT_H_
 #define XLA_FFI_SWITCH_VERDICT_H_
 

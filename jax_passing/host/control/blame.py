@@ -12,7 +12,7 @@ def as_found(failure: Failure, rank: int, context: HostContext, *, in_sums: bool
     """Blames a failure that this host has found. `ranks` of what is no interruption are those that alone can't go on;
     none: all hosts are wrong together.
 
-    Those that run the job have run the same programs so far, so a newcomer is the one whose program differs from rank
+    Hosts that run the job have run the same programs so far, so a newcomer is the one whose program differs from rank
     0's, or that can't follow the others. If they differ from each other nobody knows who is right. `in_sums`: all hosts
     find it, as that parameters differ.
     """

@@ -34,7 +34,7 @@ class Met:
 
 @dataclass(frozen=True)
 class Rehearses:
-    """The others run without this host, which may compile its programs before it comes. They would be so many."""
+    """The others run without this host, which may compile its programs before it comes. Then `world_size` would run."""
 
     world_size: int
 

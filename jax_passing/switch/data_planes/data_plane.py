@@ -128,7 +128,7 @@ class DataPlane(Protocol):
 
     @property
     def worker_limit(self) -> int:
-        """So many may contribute to a slot at most; 64 fit into the protocol's bitmap."""
+        """Returns how many may contribute to a slot at most; 64 fit into the protocol's bitmap."""
 
     def group(self, job: int, own_address: str) -> MulticastGroup | None:
         """Returns where results of this job could go once for all ranks, if its hosts turn out to hear that.

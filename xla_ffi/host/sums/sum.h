@@ -31,7 +31,7 @@ struct Failure {
 
 // A sum may go on piece by piece, as one on a GPU does. Elements are counted over the leaves of one device, end to end.
 struct Pieces {
-  // So many can be read when the sum starts, of each device; `Collective::Ready` tells of more. No other is read
+  // As many can be read when the sum starts, of each device; `Collective::Ready` tells of more. No other is read
   // before.
   uint64_t ready_elements = UINT64_MAX;
   // Called each time more of the first elements have their final sums in `outputs`, with their number. The call is left
