@@ -31,7 +31,7 @@ def plan(
         int,
         typer.Option(
             min=0,
-            help="The number of switches that share the sum, each behind one link. With 0, there is one switch that has "
+            help="The number of switches that share the sum, each behind one link. With 0, one switch has "
             "a port for each host.",
         ),
     ] = 0,
