@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from faults_cluster import EXAMPLE, LAYOUTS, Cluster, Step, host_command
+from faults_cluster import EXAMPLE, LAYOUTS, Cluster, Epochs, Step, host_command
 from faults_kinds import KINDS
 from faults_report import Event, Report, draw_plot, schedule_of, show
 from rich.console import Console
@@ -48,6 +48,7 @@ class Campaign:
         self.ended: list[str] = []
         self._best, self._last_s = -1, time.monotonic()
         self._world_size = 0
+        self._epochs = Epochs()
 
     def run(self) -> None:
         cluster, options = self._cluster, self._options
@@ -102,25 +103,25 @@ class Campaign:
         self.ended += ended
         for name in ended:
             self._console.print(f"  {name} has ended by itself: {self._cluster.last_words(name)}")
-        newest: Step = max((host.steps[-1][-1] for host in self._cluster.hosts if host.steps[-1]), default=NO_STEP)
-        if newest.number > self._best:
-            self._last_s = newest.time_s
-        self._world_size = newest.world_size
-        if newest.number < self._best - 1:
-            self._lose(f"step {newest.number} comes after step {self._best}")
-        elif time.monotonic() - self._last_s > LOST_S:
+        lasts: list[Step] = sorted(host.steps[-1][-1] for host in self._cluster.hosts if host.steps[-1])
+        in_time = [step for step in lasts if not self._epochs.is_late(step)]
+        if in_time:
+            newest = in_time[-1]
+            self._world_size = newest.world_size
+            if newest.number < self._best - 1:
+                self._lose(f"step {newest.number} comes after step {self._best}")
+                return
+            if newest.number > self._best:
+                self._best, self._last_s = newest.number, newest.time_s
+        if time.monotonic() - self._last_s > LOST_S:
             self._lose(f"no step within {LOST_S:.0f} s")
-        else:
-            self._best = max(self._best, newest.number)
 
     def _lose(self, why: str) -> None:
         self._console.print(f"  THE JOB IS LOST: {why}")
         self.lost.append(why)
         self._cluster.begin_anew()
+        self._epochs = Epochs()
         self._best, self._world_size, self._last_s = -1, 0, time.monotonic() + START_S
-
-
-NO_STEP = Step(0.0, 0, 0, 0, -1, "")
 
 
 def replay(report: Report, folder: Path, options: argparse.Namespace) -> tuple[int, int]:

@@ -39,6 +39,22 @@ class Step(NamedTuple):
     digest: str
 
 
+class Epochs:
+    """A host that stood still notes its last step when it goes on: by then the others are in a later epoch."""
+
+    def __init__(self) -> None:
+        self._newest, self._over = 0, set[int]()
+
+    def is_late(self, step: Step) -> bool:
+        """Is asked in the order in which steps are noted."""
+        if step.epoch in self._over:
+            return True
+        if step.epoch != self._newest:
+            self._over.add(self._newest)
+            self._newest = step.epoch
+        return False
+
+
 @dataclass(eq=False)
 class Machine:
     """A process and its namespace.
@@ -61,7 +77,7 @@ class Machine:
     was_killed: bool = False
     ended_by_itself: int = 0
     log: Path = Path()
-    steps: list[list[Step]] = field(default_factory=list)
+    steps: list[list[Step]] = field(default_factory=lambda: [[]])
     read_bytes: int = 0
 
     def signal(self, number: int) -> None:
@@ -162,7 +178,6 @@ class Cluster:
         log = self._folder / f"{machine.name}-{self.job_number}.json"
         if machine.log != log:
             machine.log, machine.read_bytes = log, 0
-            machine.steps.append([])
         command = [*host_command(log, options), "--step-s", str(options.step_ms / 1e3)]
         command += ["--compile-s", str(COMPILE_S)] if machine.variant == "slow" else []
         self._start(machine, command, environment)
@@ -215,6 +230,7 @@ class Cluster:
             assert machine.process is not None
             machine.process.wait()
             self.read(machine)
+            machine.steps.append([])
         self.job_number += 1
 
     def end(self) -> None:

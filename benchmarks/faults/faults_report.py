@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from faults_cluster import Step
+from faults_cluster import Epochs, Step
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -92,6 +92,7 @@ class Report:
                 digests[step.number, step.world_size].add(step.digest)
             wrong += sum(len(found) > 1 for found in digests.values())
         twice = max(sum(len(job) - len({step.number for step in job}) for job in host) for host in noted)
+        jobs = [_in_time(steps) for steps in jobs]
         progress = list(itertools.chain(*map(_progress, jobs)))
         calm_s = sum(ended_s - began_s for began_s, ended_s in observed.calm)
         rate = sum(_count(progress, *one) for one in observed.calm) / calm_s
@@ -117,6 +118,11 @@ class Report:
         found = asdict(self)
         del found["chains"], found["progress"]
         return {"options": options, "replayed": replayed, "steps": len(self.progress), **found}
+
+
+def _in_time(steps: list[Step]) -> list[Step]:
+    epochs = Epochs()
+    return [step for step in steps if not epochs.is_late(step)]
 
 
 def _progress(steps: list[Step]) -> list[Step]:
