@@ -23,6 +23,12 @@ class UdpSocket:
     def leave_group(self) -> None: ...
 
 @final
+class Lifeline:
+    """Sends an empty line over a connected TCP socket every period, from a thread of its own, until it is destroyed."""
+
+    def __init__(self, fd: int, *, period_us: int) -> None: ...  # takes the socket. Raises OSError
+
+@final
 class Stall:
     site_name: str
     execution: int

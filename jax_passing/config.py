@@ -43,8 +43,8 @@ STRATEGIES = ("passing", "flat", "native", "auto")
 WIRES = ("full", "int16", "int8", "int4")  # how floats travel: docs/internals/fixed_point.md
 RANKS_MAX_OF_WIRE = {"full": RANKS_MAX, "int16": RANKS_MAX, "int8": 127, "int4": 7}  # whose sum has room in the bits
 LEASE_S = 30.0
-# Tracing 500 layers holds the GIL for 0.2 s at most, and pickling 512 MiB for 0.4 s (docs/operate/switches.md).
-ELASTIC_LEASE_S = 2.0
+# A lifeline says that a host lives, whatever holds its interpreter (docs/operate/switches.md).
+ELASTIC_LEASE_S = 1.0
 AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas, the room of a join
 
 

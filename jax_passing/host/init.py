@@ -84,7 +84,7 @@ def init(
       rejoin_wait_s: how long hosts that meet again wait for others in the place of those that are lost.
       standby: "host:port" of a switch that takes the place of `switch`, where that is lost or has no slots left; or
         several with commas, which are tried in their order. The same on all hosts.
-      lease_s: how long a host may be silent before it is lost, and its switch likewise. Default: 2 in an elastic
+      lease_s: how long a host may be silent before it is lost, and its switch likewise. Default: 1 in an elastic
         session, else 30 (docs/operate/switches.md).
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 

@@ -26,7 +26,8 @@ class ForeignVersionError(msgspec.DecodeError):
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
     """A switch says first who it is, and where packets go. `secured`: a caller must have a key, and speak TLS from
     the first byte on. By TLS it is the switch's own word. `lease_s`: a host that joins or meets others here, and is
-    silent for so long, is lost, and so is the switch. Another version's may say more."""
+    silent for so long, is lost, and so is the switch. `token`: names this connection in a Lifeline. Another version's
+    may say more."""
 
     protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
@@ -34,6 +35,7 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
     instance: Name  # tells this switch from any other, whatever its addresses
     secured: bool = False
     lease_s: Seconds = 30.0
+    token: Text = ""
 
 
 class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):

@@ -72,6 +72,7 @@ class Caller(ABC):
       has_answered: the switch has said something since `keep_alive`.
       is_secured: the switch has proved that it has our key.
       lease_s: how long either end may be silent, once the switch has greeted.
+      token: the switch's name for this connection, from then on.
     """
 
     line_bytes_max = messages.RELAY_LINE_BYTES_MAX
@@ -99,7 +100,7 @@ class Caller(ABC):
         self.has_greeted = self.has_answered = self.is_secured = self._is_over = False
         self._lease: Lease | None = None  # from `keep_alive` on
         self._proof: Lease | None = None  # from `prove` on, until it answers
-        self.lease_s = 0.0
+        self.lease_s, self.token = 0.0, ""
         self._timer: Timer = outside.call_later(timeout_s, self._on_late)
         try:
             outside.connect(address, timeout_s, self, job, key)
@@ -234,7 +235,7 @@ class Caller(ABC):
         if not in_the_clear:
             self.has_greeted = True
             self._timer.cancel()
-            self.lease_s = message.lease_s
+            self.lease_s, self.token = message.lease_s, message.token
             self._report(Greeted(message))
 
     def secured(self) -> None:

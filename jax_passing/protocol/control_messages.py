@@ -44,6 +44,7 @@ FromHost = (
     | CountersQuery
     | StatusQuery
     | Heartbeat
+    | Lifeline
     | Leave
     | Fail
 )

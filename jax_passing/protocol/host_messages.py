@@ -156,6 +156,13 @@ class Heartbeat(Message, frozen=True):
     """The host says that it is alive, from its join on, or from where it has a seat. The switch echoes it."""
 
 
+class Lifeline(Message, frozen=True):
+    """A second connection of a host says this alone, and empty lines from then on, six times a lease: a thread sends
+    them that needs no lock of Python's. `token`: that of the Hello of the first connection."""
+
+    token: Name
+
+
 class Leave(Message, frozen=True):
     """The host wants no more sums. `sums`: how many it has started and completed, if it says so. The switch says Bye
     when all ranks have left."""

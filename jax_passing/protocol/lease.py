@@ -6,6 +6,7 @@ from jax_passing.protocol.outside import Outside, Timer
 
 HEARTBEATS_PER_LEASE = 6  # a few may come late
 LOOKS_PER_HEARTBEAT = 2
+INTERPRETER_HELD_S = 30.0  # for which a host may say by its lifeline alone that it lives
 LATE_LOOKS = 2  # an end that looks later than this many periods stood still, and heard nothing meanwhile
 
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from random import Random
+from types import SimpleNamespace
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.server.member_conversation import MemberConversation
@@ -207,6 +208,10 @@ class Process:
 
     def call_later(self, delay_s, callback):
         return self.world.call_later(delay_s, callback, self)
+
+    def lifeline(self, address, token, period_s):
+        """A simulated process has no interpreter that something could hold."""
+        return SimpleNamespace(close=lambda: None)
 
     def end(self, *, is_noticed=True):
         """`is_noticed`: whoever spoke to it hears of it at once; else when `reset` is called."""

@@ -3,8 +3,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <chrono>
+#include <cstdint>
 #include <string>
 
+#include "net/lifeline.h"
 #include "net/socket_address.h"
 #include "python/bindings.h"
 
@@ -53,6 +56,14 @@ void BindSocket(nb::module_& m) {
              return self.listener->heard_all();
            })
       .def("leave_group", [](PythonSocket& self) { self.group.reset(); });
+
+  nb::class_<Lifeline>(m, "Lifeline")
+      .def(
+          "__init__",
+          [](Lifeline* self, int fd, int64_t period_us) {
+            new (self) Lifeline(fd, std::chrono::microseconds(period_us));
+          },
+          "fd"_a, nb::kw_only(), "period_us"_a);
 }
 
 }  // namespace passing

@@ -9,11 +9,13 @@ from functools import partial
 import msgspec
 
 from jax_passing.errors import AuthenticationError, ConfigError, JoinError, PassingError, SwitchUnreachableError
+from jax_passing.host.control.outside import HostOutside, Lifeline
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.caller import CONNECT_TIMEOUT_S, Caller, CallEvent, KeyMismatchError
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
-from jax_passing.protocol.outside import Outside, Timer
+from jax_passing.protocol.lease import HEARTBEATS_PER_LEASE, INTERPRETER_HELD_S
+from jax_passing.protocol.outside import Timer
 
 log = logging.getLogger("jax_passing")
 
@@ -23,7 +25,38 @@ DEADLINE_GRACE_S = 5.0  # the switch keeps the deadlines, and knows who is missi
 
 class Contact(Caller):
     """A host's call of a switch. What it reports as lost is an AuthenticationError or a ConfigError, too, where calling
-    again is of no use."""
+    again is of no use.
+
+    What holds the interpreter's lock, as `pickle.dumps` of a GiB, keeps this host's control side from saying that it
+    lives. So where the lease is short a *lifeline* says it, too.
+    """
+
+    def __init__(
+        self,
+        outside: HostOutside,
+        address: tuple[str, int],
+        report: Callable[[CallEvent], None],
+        *,
+        job: str,
+        key: bytes | None,
+        timeout_s: float = CONNECT_TIMEOUT_S,
+    ):
+        self._host_outside, self._port = outside, address[1]
+        self._lifeline: Lifeline | None = None
+        super().__init__(outside, address, report, job=job, key=key, timeout_s=timeout_s)
+
+    def keep_alive(self, lease_max_s: float = float("inf")) -> None:
+        super().keep_alive(lease_max_s)
+        lease_s = min(self.lease_s, lease_max_s)
+        if self._lifeline is None and self.is_kept_alive and self.token and lease_s < INTERPRETER_HELD_S:
+            address = self.connection.host, self._port
+            self._lifeline = self._host_outside.lifeline(address, self.token, lease_s / HEARTBEATS_PER_LEASE)
+
+    def _stop(self) -> None:
+        super()._stop()
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
 
     def decode(self, line: bytes) -> messages.FromSwitch:
         return messages.decode_from_switch(line)
@@ -69,7 +102,7 @@ class Redial:
 
     def __init__(
         self,
-        outside: Outside,
+        outside: HostOutside,
         address: tuple[str, int],
         report: Callable[[CallEvent], None],
         *,

@@ -21,6 +21,7 @@ from jax_passing import _native
 from jax_passing.errors import ClosedError
 from jax_passing.host.control.outside import TransportEvents, WelcomedShard
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.caller import CONNECT_TIMEOUT_S
 from jax_passing.protocol.stream import Stream, StreamOwner
 
 log = logging.getLogger("jax_passing")
@@ -110,6 +111,22 @@ class Transport:
         self._is_closed = True
         self.native.close()
         self._thread.join(JOIN_THREAD_S)  # it returns at once, but nothing may hang the end of the process
+
+
+class Lifeline:
+    """A second connection to a switch, on which a native thread writes."""
+
+    def __init__(self) -> None:
+        self.opening: asyncio.Task[None] | None = None
+        self._native: _native.Lifeline | None = None
+
+    def begin(self, connected: socket.socket, period_s: float) -> None:
+        self._native = _native.Lifeline(connected.detach(), period_us=round(period_s * 1e6))
+
+    def close(self) -> None:
+        if self.opening is not None:
+            self.opening.cancel()
+        self._native = None
 
 
 class Loop(StreamOwner):
@@ -260,6 +277,23 @@ class Loop(StreamOwner):
 
     def open_socket(self, host: str, port: int) -> PacketSocket:
         return PacketSocket(self._loop, host, port)
+
+    def lifeline(self, address: tuple[str, int], token: str, period_s: float) -> Lifeline:
+        made = Lifeline()
+        made.opening = self._loop.create_task(self._open_lifeline(made, address, token, period_s))
+        self._calls.add(made.opening)
+        made.opening.add_done_callback(self._calls.discard)
+        return made
+
+    async def _open_lifeline(self, made: Lifeline, address: tuple[str, int], token: str, period_s: float) -> None:
+        with suppress(OSError):
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connected = await self._connected(address)
+                try:
+                    await self._loop.sock_sendall(connected, messages.encode(messages.Lifeline(token)))
+                    made.begin(connected, period_s)
+                finally:
+                    connected.close()  # nothing, once it is handed on
 
     def start_transport(self, links: Sequence[WelcomedShard], events: TransportEvents, **settings: Any) -> Transport:
         native = _native.Transport([_link(link) for link in links], **settings)

@@ -38,6 +38,11 @@ class WelcomedShard(Protocol):
     def welcome(self) -> messages.Welcome: ...
 
 
+class Lifeline(Protocol):
+    def close(self) -> None:
+        """Says no more that this process lives."""
+
+
 class TransportEvents(Protocol):
     """A transport asks this of its session."""
 
@@ -82,6 +87,10 @@ class HostOutside(outside.Outside, Protocol):
 
     def open_socket(self, host: str, port: int) -> PacketSocket:
         """Raises OSError."""
+
+    def lifeline(self, address: tuple[str, int], token: str, period_s: float) -> Lifeline:
+        """Tells a switch that this process lives, whatever its interpreter does (messages.Lifeline). If that fails it
+        says nothing: the connection of this token has its own heartbeats."""
 
     def start_transport(self, links: Sequence[WelcomedShard], events: TransportEvents, **settings: Any) -> Transport:
         """`settings`: those of _native.Transport. It takes the sockets. Raises ValueError."""

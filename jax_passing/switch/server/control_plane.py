@@ -4,6 +4,7 @@ It does no I/O: see `outside.py`. What a peer sends is never trusted: a bad line
 """
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from jax_passing import job_names
 from jax_passing.config import address_text, unicast_address
@@ -26,6 +27,9 @@ from jax_passing.switch.status.report import Report, SwitchFacts
 from jax_passing.switch.tree.questions import Questions
 from jax_passing.switch.tree.uplink import Uplink
 
+if TYPE_CHECKING:
+    from jax_passing.switch.server.member_conversation import MemberConversation
+
 
 class ControlPlane:
     """The control plane of a switch knows its jobs, and hears the members of each.
@@ -34,6 +38,7 @@ class ControlPlane:
       instance: tells this start of this switch from any other.
       jobs, meetings, quota, dispatcher, outside, lease_s, counts, report: what conversations with members need
         (`member_conversation.py`).
+      conversations: these, by their tokens.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class ControlPlane:
             uplink_for=None if settings.parent is None else self._uplink_for,
         )
         self.quota = ConnectionQuota(connections_max, settings.connections_per_address)
+        self.conversations: dict[str, MemberConversation] = {}
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
         recent = Recent(data_plane)
         self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s, recent)
@@ -83,7 +89,8 @@ class ControlPlane:
         )
         self.dispatcher = Dispatcher(data_plane, self.jobs, self._questions, self._abilities, self.report)
 
-    def hello(self) -> messages.Hello:
+    def hello(self, token: str) -> messages.Hello:
+        """`token`: that of the conversation that greets."""
         return messages.Hello(
             messages.PROTOCOL_VERSION,
             self._data_plane.host,
@@ -91,6 +98,7 @@ class ControlPlane:
             self.instance,
             secured=self.has_key,
             lease_s=self.lease_s,
+            token=token,
         )
 
     @property

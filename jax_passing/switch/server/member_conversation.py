@@ -10,7 +10,7 @@ from jax_passing.errors import JoinError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
-from jax_passing.protocol.lease import Lease
+from jax_passing.protocol.lease import INTERPRETER_HELD_S, Lease
 from jax_passing.protocol.outside import Connection, Timer, UnreadError
 from jax_passing.switch.jobs.admission import RefusalError
 from jax_passing.switch.jobs.epoch_states import EpochState
@@ -39,6 +39,10 @@ class MemberConversation:
         self._seat: Seat | None = None  # instead, if it meets others here
         self._timer: Timer | None = None
         self._lease: Lease | None = None  # once it has joined, or has a seat
+        self._token = f"{plane.outside.random_bits(128):032x}"
+        self._lifeline: MemberConversation | None = None  # this host's second connection
+        self._main: MemberConversation | None = None  # the first one, if this is the second
+        self._heard_s = 0.0
         self._greeting: Timer | None = None  # in the clear, unless the other begins a handshake
         self._has_entered = False
         self._is_over = False
@@ -57,6 +61,7 @@ class MemberConversation:
             self._turn_away(problem)
             return
         self._has_entered = True
+        self._plane.conversations[self._token] = self
         self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
         if self._plane.has_key:
             self._greeting = self._outside.call_later(PLAIN_GREETING_S, self._greet)
@@ -67,7 +72,7 @@ class MemberConversation:
         assert self._connection is not None
         if not self._is_greeted:
             self._is_greeted = True
-            self._connection.send(self._plane.hello())
+            self._connection.send(self._plane.hello(self._token))
 
     def make_room(self, why: str) -> None:
         self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.")
@@ -86,6 +91,10 @@ class MemberConversation:
         member = self._member
         if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
             return
+        if self._main is not None:
+            self._main.lives()
+            return
+        self._heard_s = self._outside.now()
         if self._lease is not None:
             self._lease.heard()
         try:
@@ -145,7 +154,7 @@ class MemberConversation:
         assert self._connection is not None
         self._is_secured = True
         self._quota.end_handshake(self._connection.host, self._outside.now())
-        self._connection.send(self._plane.hello())
+        self._connection.send(self._plane.hello(self._token))
 
     def _check_key(self, join: messages.Join | messages.RackJoin | messages.Meet) -> None:
         """Checks that the other has proved that it knows the job's key. Raises RefusalError. One of another version,
@@ -177,6 +186,9 @@ class MemberConversation:
         if isinstance(join, messages.StatusQuery):
             self._tell_status()
             return
+        if isinstance(join, messages.Lifeline):
+            self._on_lifeline(join)
+            return
         if isinstance(join, messages.Meet | messages.RackMeet):
             self._on_meet(join)
             return
@@ -206,6 +218,24 @@ class MemberConversation:
         job = None if is_operator else job_names.base(self._secured_job)
         self._connection.send(messages.Status(self._plane.report.document(job)))
         self._end("was told the status")
+
+    def _on_lifeline(self, said: messages.Lifeline) -> None:
+        assert self._connection is not None
+        assert self._timer is not None
+        main = self._plane.conversations.get(said.token)
+        if main is None or main is self:
+            self._end("has the lifeline of a host that is gone")
+            return
+        if main._lifeline is not None:
+            main._lifeline._end("has another lifeline")
+        main._lifeline, self._main = self, main
+        self._timer.cancel()
+        self._quota.joined(self, self._connection.host)
+
+    def lives(self) -> None:
+        """Is called when this host's lifeline says so."""
+        if self._lease is not None and self._outside.now() < self._heard_s + INTERPRETER_HELD_S:
+            self._lease.heard()
 
     def _on_meet(self, first: messages.Meet | messages.RackMeet) -> None:
         assert self._connection is not None
@@ -266,6 +296,12 @@ class MemberConversation:
         self._is_over = True
         if self._has_entered:
             self._quota.leave(self, self._connection.host)
+        self._plane.conversations.pop(self._token, None)
+        if self._lifeline is not None:
+            self._lifeline._end("has the lifeline of a host that is gone")
+        if self._main is not None:
+            self._main._lifeline = None
+            self._main = None
         for timer in (self._timer, self._greeting):
             if timer is not None:
                 timer.cancel()

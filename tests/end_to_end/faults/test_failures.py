@@ -66,6 +66,12 @@ def test_a_job_that_is_suspended_with_its_switch_goes_on(cluster: "Cluster") -> 
     assert "Rank 1 closed its connection" in raised(hosts[0], DEADLINE_S)[3]
 
 
+def test_a_host_that_holds_its_interpreter_for_longer_than_the_lease_isnt_lost(cluster: "Cluster") -> None:
+    """As `pickle.dumps` of some GiB does, in an elastic session, whose lease is short."""
+    for host in cluster.run("faults/held_interpreter.py", devices=1, env={"HELD_S": "4"}):
+        host.wait_for("the sum is 2.0")
+
+
 def test_faults_in_the_middle_of_sums() -> None:
     """A little of the fault campaign, which by hand has hundreds of faults: of hosts and of the switch."""
     campaign = Path(__file__).parents[2] / "manual" / "fault_campaign.py"

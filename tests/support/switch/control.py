@@ -144,8 +144,15 @@ class Switch:
         reader, writer = await asyncio.open_connection(*self.address, limit=messages.RELAY_LINE_BYTES_MAX)
         host = Host(reader, writer)
         self.hosts.append(host)
-        assert await host.receive() == messages.Hello(
-            messages.PROTOCOL_VERSION, self.data_plane.host, 4242, self.instance, lease_s=self.plane.lease_s
+        hello = await host.receive()
+        host.token = hello.token
+        assert hello == messages.Hello(
+            messages.PROTOCOL_VERSION,
+            self.data_plane.host,
+            4242,
+            self.instance,
+            lease_s=self.plane.lease_s,
+            token=host.token,
         )
         return host
 

@@ -158,6 +158,43 @@ async def test_a_rank_has_the_lease_that_its_session_wants(switch):
     assert "was silent for 0.4 s" in heard.message
 
 
+async def beats(lifeline, times, period_s):
+    for _ in range(times):
+        lifeline.send(b"\n")
+        await asyncio.sleep(period_s)
+
+
+def test_a_lifeline_says_that_a_host_lives_for_a_while(monkeypatch):
+    monkeypatch.setattr(member_conversation, "INTERPRETER_HELD_S", 1.0)
+
+    @scenario(lease_s=0.4)
+    async def run(switch):
+        waiting, lifeline = await switch.join(rank=0), await switch.connect()
+        lifeline.send(messages.Lifeline(waiting.token))
+        began = asyncio.get_running_loop().time()
+        beating = asyncio.create_task(beats(lifeline, 60, 0.05))
+        assert "was silent for 0.4 s" in await waiting.refusal()
+        assert asyncio.get_running_loop().time() - began > 1.0
+        assert await lifeline.receive() is None  # it ends with the connection that it speaks for
+        beating.cancel()
+        assert switch.plane.conversations == {}
+
+    run()
+
+
+@scenario()
+async def test_a_host_has_one_lifeline(switch):
+    host = await switch.join(rank=0)
+    first, second, stranger = [await switch.connect() for _ in range(3)]
+    first.send(messages.Lifeline(host.token))
+    await until(lambda: switch.plane.conversations[host.token]._lifeline is not None)
+    second.send(messages.Lifeline(host.token))
+    assert await first.receive() is None
+    stranger.send(messages.Lifeline("somebody"))
+    assert await stranger.receive() is None
+    assert len(switch.plane.conversations) == 2
+
+
 @scenario(lease_s=0.4)
 async def test_a_host_that_is_silent_while_it_meets_others_loses_its_seat(switch):
     dead = await seat(switch, 0, 3, 3)
