@@ -4,7 +4,7 @@ It does no I/O: see `outside.py`. What a peer sends is never trusted: a bad line
 """
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from jax_passing import job_names
 from jax_passing.config import address_text, unicast_address
@@ -27,8 +27,20 @@ from jax_passing.switch.status.report import Report, SwitchFacts
 from jax_passing.switch.tree.questions import Questions
 from jax_passing.switch.tree.uplink import Uplink
 
-if TYPE_CHECKING:
-    from jax_passing.switch.server.member_conversation import MemberConversation
+
+class Living(Protocol):
+    """A conversation has one lease with a host, and the host may have a second connection that prolongs it.
+
+    Attributes:
+      lifeline: the conversation over that one.
+    """
+
+    lifeline: "Living | None"
+
+    def lives(self) -> None:
+        """Is called when the lifeline says so."""
+
+    def hang_up(self, reason: str) -> None: ...
 
 
 class ControlPlane:
@@ -72,7 +84,7 @@ class ControlPlane:
             uplink_for=None if settings.parent is None else self._uplink_for,
         )
         self.quota = ConnectionQuota(connections_max, settings.connections_per_address)
-        self.conversations: dict[str, MemberConversation] = {}
+        self.conversations: dict[str, Living] = {}
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
         recent = Recent(data_plane)
         self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s, recent)

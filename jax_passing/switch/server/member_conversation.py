@@ -17,7 +17,7 @@ from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Member
 from jax_passing.switch.jobs.jobs import CRASHED, STANDS_STILL
 from jax_passing.switch.meetings.seats import Seat
-from jax_passing.switch.server.control_plane import ControlPlane
+from jax_passing.switch.server.control_plane import ControlPlane, Living
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -40,8 +40,8 @@ class MemberConversation:
         self._timer: Timer | None = None
         self._lease: Lease | None = None  # once it has joined, or has a seat
         self._token = f"{plane.outside.random_bits(128):032x}"
-        self._lifeline: MemberConversation | None = None  # this host's second connection
-        self._main: MemberConversation | None = None  # the first one, if this is the second
+        self.lifeline: Living | None = None
+        self._main: Living | None = None  # whose lifeline this is
         self._heard_s = 0.0
         self._greeting: Timer | None = None  # in the clear, unless the other begins a handshake
         self._has_entered = False
@@ -226,14 +226,14 @@ class MemberConversation:
         if main is None or main is self:
             self._end("has the lifeline of a host that is gone")
             return
-        if main._lifeline is not None:
-            main._lifeline._end("has another lifeline")
-        main._lifeline, self._main = self, main
+        if main.lifeline is not None:
+            main.lifeline.hang_up("has another lifeline")
+        main.lifeline, self._main = self, main
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
 
     def lives(self) -> None:
-        """Is called when this host's lifeline says so."""
+        """A lifeline may say so for a while only: an interpreter that is held for longer is stuck."""
         if self._lease is not None and self._outside.now() < self._heard_s + INTERPRETER_HELD_S:
             self._lease.heard()
 
@@ -285,6 +285,9 @@ class MemberConversation:
         else:
             self._timer = self._outside.call_later(FIRST_MESSAGE_S / 10, self._expect_ranks)
 
+    def hang_up(self, reason: str) -> None:
+        self._end(reason)
+
     def _refuse_to_understand(self, error: msgspec.DecodeError) -> None:
         assert self._connection is not None
         self._plane.counts["messages_malformed"] += 1
@@ -297,10 +300,10 @@ class MemberConversation:
         if self._has_entered:
             self._quota.leave(self, self._connection.host)
         self._plane.conversations.pop(self._token, None)
-        if self._lifeline is not None:
-            self._lifeline._end("has the lifeline of a host that is gone")
+        if self.lifeline is not None:
+            self.lifeline.hang_up("has the lifeline of a host that is gone")
         if self._main is not None:
-            self._main._lifeline = None
+            self._main.lifeline = None
             self._main = None
         for timer in (self._timer, self._greeting):
             if timer is not None:

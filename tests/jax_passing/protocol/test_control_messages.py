@@ -34,6 +34,7 @@ EXAMPLES = (
     messages.StatusQuery(messages.PROTOCOL_VERSION),
     messages.Status({"jobs": [{"job": "a", "goodput_gbit": None}]}),
     messages.Heartbeat(),
+    messages.Lifeline("f" * 32),
     messages.Leave(),
     messages.Leave(3),
     messages.Meet(9, "a", "b", 1, 3, 2, 5.0, started_as=2, alike={"wire_dtype": "int8"}),

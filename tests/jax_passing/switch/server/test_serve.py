@@ -171,7 +171,8 @@ def test_it_says_where_it_listens_and_ends_cleanly(start, number):
     process = start("--listen", "127.0.0.1:0", "--quiet")
     port = port_of(process)
     greeting = hello(port)
-    assert greeting == messages.Hello(messages.PROTOCOL_VERSION, "", port, greeting.instance)
+    told = {"token": greeting.token}
+    assert greeting == messages.Hello(messages.PROTOCOL_VERSION, "", port, greeting.instance, **told)
     process.send_signal(signal.SIGUSR1)
     assert process.stdout.readline() == "so far: idle\n"
     process.send_signal(number)
