@@ -120,7 +120,16 @@ class Transport:
 
     def drain(self, timeout_s: float) -> bool: ...  # releases the GIL
     def stats(self) -> dict[str, int]: ...
+    def times(self) -> list[tuple[list[int], int]]:
+        """By size: how many sums took how long, and how many microseconds all of them took together."""
+
+    def oldest(self) -> tuple[Stall, int] | None:
+        """The sum that waits, and was started first, and for how many microseconds."""
+
     def close(self) -> None: ...  # releases the GIL
+
+SUM_BYTES_MAX: list[int]  # the largest sum of each size; there is one more size
+SUM_US_MAX: list[int]  # the longest time of each count; there is one more count
 
 @final
 class LocalCollective:

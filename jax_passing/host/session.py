@@ -14,21 +14,14 @@ import jax
 
 from jax_passing import _native, errors
 from jax_passing.config import Settings
-from jax_passing.errors import (
-    ConfigError,
-    Failure,
-    HostJoinedError,
-    HostLostError,
-    PassingError,
-    UsageError,
-    typed,
-)
+from jax_passing.errors import ConfigError, Failure, HostJoinedError, HostLostError, PassingError, UsageError, typed
 from jax_passing.host import inside, preparations, processes, rehearsal, scope, unfinished_handles
 from jax_passing.host.control.control import Control
 from jax_passing.host.control.joining import Rehearsing
 from jax_passing.host.control.ranks import Links, Ranks
 from jax_passing.host.executions import await_executions, wait_for_arrays
 from jax_passing.host.stats import NO_NETWORK, Stats
+from jax_passing.host.status import SessionStatus, status_of
 
 log = logging.getLogger("jax_passing")
 
@@ -316,6 +309,12 @@ class Session:
         local = self._rehearsal or self._local
         counters = NO_NETWORK | local.stats() if self._ranks is None else self._ranks.stats()
         return cast(Stats, {**counters, "session_s": time.monotonic() - self._began})
+
+    def status(self) -> SessionStatus:
+        """Returns this host's own view of the job: how fast sums are, and what it waits for. `print` it. May be called
+        in any thread. Raises as `stats`."""
+        who = self.rank, self.world_size, self.epoch
+        return status_of(self.settings, who, self._ranks, self.stats(), self._failure)
 
     def _forget_in_child(self) -> None:
         """This process was forked: its session is the parent's, whose threads may hold locks, and aren't here."""

@@ -31,6 +31,8 @@ class Stats(TypedDict):
       guesses_wrong: small sums that took two.
       round_trip_us: smoothed time from a packet to its result, in microseconds.
       rto_us: the wait before a packet is sent again, in microseconds.
+      busy_us: time in which at least one sum was under way, in microseconds.
+      window_chunks: how many chunks may be under way now.
       datagrams_unsent: packets that the kernel didn't take.
       errors_reported: errors that the network reported (ICMP), as when nobody listens at the switch's port.
     """
@@ -54,6 +56,8 @@ class Stats(TypedDict):
     guesses_wrong: int
     round_trip_us: int
     rto_us: int
+    busy_us: int
+    window_chunks: int
     datagrams_unsent: int
     errors_reported: int
 

@@ -37,6 +37,7 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
 void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
+  times_.OnStarted(now_us);
   Issue(ElementPass::Of(std::move(sum), packets_.limits(), packets_.rank(), now_us));
 }
 
@@ -49,6 +50,7 @@ AllReduceStats AllReduce::stats() const {
   AllReduceStats stats = stats_;
   stats.round_trip_us = window_.round_trip_us();
   stats.rto_us = window_.rto_us();
+  stats.window_chunks = window_.chunks();
   return stats;
 }
 
@@ -221,7 +223,7 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
     placed.exponents.Keep(chunk, header.flags, {lanes, 4 * size_t{header.element_count}});
   }
   if (placed.chunks_done == placed.entry.chunk_count) {
-    if (auto sum = log_.Finish(placed)) Complete(std::move(sum));
+    if (auto sum = log_.Finish(placed)) Complete(std::move(sum), now_us);
   }
   Retire();
   return true;
@@ -278,10 +280,11 @@ void AllReduce::Retire() {
   }
 }
 
-void AllReduce::Complete(std::unique_ptr<SumPass> sum) {
+void AllReduce::Complete(std::unique_ptr<SumPass> sum, int64_t now_us) {
   if (auto next = sum->NextPass(packets_.limits())) return Issue(std::move(next));
   ++stats_.sums_completed;
   stats_.tensor_bytes += sum->tensor_bytes();
+  times_.OnCompleted(sum->tensor_bytes(), sum->started_us(), now_us);
   sum->Finish(nullptr);
 }
 
@@ -289,6 +292,7 @@ void AllReduce::Complete(std::unique_ptr<SumPass> sum) {
 
 void AllReduce::Fail(const Failure& failure) {
   if (!failure_) failure_ = failure;
+  times_.OnFailed();
   log_.Clear();
   while (const auto sum = log_.sums().TakeFirst()) sum->Finish(&*failure_);
 }

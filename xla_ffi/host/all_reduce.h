@@ -23,6 +23,7 @@
 #include "host/sums/segment_exponents.h"
 #include "host/sums/sum.h"
 #include "host/sums/sum_pass.h"
+#include "host/sums/sum_times.h"
 #include "host/window/slot_window.h"
 #include "net/driver.h"
 
@@ -47,6 +48,8 @@ struct AllReduceStats {
   uint64_t guesses_wrong = 0;    // that took two
   int64_t round_trip_us = 0;     // smoothed
   int64_t rto_us = 0;
+  int64_t busy_us = 0;         // in which at least one sum was under way
+  uint32_t window_chunks = 0;  // how many chunks may be in flight now
 };
 
 // The oldest sum that isn't finished, for warnings and errors.
@@ -88,7 +91,8 @@ class AllReduce {
 
   bool idle() const { return log_.sums().empty(); }
   std::optional<Stall> OldestStall() const;
-  AllReduceStats stats() const;
+  AllReduceStats stats() const;  // without busy_us
+  const SumTimes& times() const { return times_; }
 
  private:
   // Order.
@@ -109,7 +113,7 @@ class AllReduce {
   void TakeData(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
   void OnWrongSum(const PlacedSegment& placed, uint64_t position);
   void Retire();
-  void Complete(std::unique_ptr<SumPass> sum);
+  void Complete(std::unique_ptr<SumPass> sum, int64_t now_us);
 
   const bool leads_;
   const ChunkPackets packets_;
@@ -126,6 +130,7 @@ class AllReduce {
   bool dirty_ = false;  // something happened that OnTimer may act on
   std::optional<Failure> failure_;
   AllReduceStats stats_;
+  SumTimes times_;
 };
 
 }  // namespace passing

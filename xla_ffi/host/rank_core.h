@@ -77,6 +77,8 @@ class RankCore {
 
   bool idle() const { return sums_.idle(); }
   AllReduceStats stats() const { return sums_.stats(); }
+  const SumTimes& times() const { return sums_.times(); }
+  std::optional<Stall> OldestStall() const { return sums_.OldestStall(); }
 
  private:
   void CheckStall(int64_t now_us);

@@ -122,6 +122,8 @@ void BindTransport(nb::module_& m) {
           "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, "whole_lanes"_a, "name"_a,
           "keys"_a.none() = nb::none(), nb::keep_alive<1, 2>());
   BindEvents(m);
+  m.attr("SUM_BYTES_MAX") = std::vector<uint64_t>(SumTimes::kMaxBytes.begin(), SumTimes::kMaxBytes.end());
+  m.attr("SUM_US_MAX") = std::vector<int64_t>(SumTimes::kMaxUs.begin(), SumTimes::kMaxUs.end());
 
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<SharedTransport>(m, "Transport")
@@ -150,6 +152,24 @@ void BindTransport(nb::module_& m) {
              nb::dict dict = StatsDict(stats);
              AddSocketStats(dict, socket);
              return dict;
+           })
+      .def("times",
+           [](const SharedTransport& self) {
+             const SumTimes::BySize times = [&] {
+               const nb::gil_scoped_release release;  // the transport may be busy
+               return self->times();
+             }();
+             std::vector<std::pair<std::vector<uint64_t>, int64_t>> result;
+             for (const SumTimes::OfSize& of_size : times) {
+               result.emplace_back(std::vector<uint64_t>(of_size.counts.begin(), of_size.counts.end()),
+                                   of_size.total_us);
+             }
+             return result;
+           })
+      .def("oldest",
+           [](const SharedTransport& self) {
+             const nb::gil_scoped_release release;  // the transport may be busy
+             return self->Oldest();
            })
       .def(
           "close", [](SharedTransport& self) { self->Close(); }, release_gil);

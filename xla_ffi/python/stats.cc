@@ -24,6 +24,8 @@ nb::dict StatsDict(const AllReduceStats& stats) {
   dict["guesses_wrong"] = stats.guesses_wrong;
   dict["round_trip_us"] = stats.round_trip_us;
   dict["rto_us"] = stats.rto_us;
+  dict["busy_us"] = stats.busy_us;
+  dict["window_chunks"] = stats.window_chunks;
   return dict;
 }
 

@@ -3,7 +3,7 @@ set of hosts in which JAX's own collectives sum. This does no I/O."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jax_passing import config, job_names
 from jax_passing.errors import ConfigError, Failure, PassingError, failure_of
@@ -16,6 +16,9 @@ from jax_passing.host.control.membership import (
     MemberNotJoined,
     Membership,
 )
+
+if TYPE_CHECKING:
+    from jax_passing._native import Stall
 
 SLICE_S = 0.2  # waits in C++ can't be interrupted: Ctrl-C is seen between two of them
 
@@ -252,3 +255,16 @@ class Ranks:
                 elif not (is_counted and name in ("sums_started", "sums_completed", "tensor_bytes")):
                     total[name] += value
         return total
+
+    def times(self) -> list[tuple[list[int], int]]:
+        """Returns how long sums took: `_native.Transport.times`, of all ranks that sum the whole."""
+        several = [member.transport.native.times() for member in self._all if member not in self.devices[1:]]
+        return [
+            ([sum(counts) for counts in zip(*(one[0] for one in same), strict=True)], sum(one[1] for one in same))
+            for same in zip(*several, strict=True)
+        ]
+
+    def oldest(self) -> "tuple[Stall, int] | None":
+        """Returns the sum that has waited longest, and for how many microseconds; None if none is under way."""
+        found = [oldest for member in self._all if (oldest := member.transport.native.oldest()) is not None]
+        return max(found, key=lambda one: one[1], default=None)

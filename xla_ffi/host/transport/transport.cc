@@ -97,7 +97,21 @@ bool Transport::Drain(double timeout_s) {
 
 AllReduceStats Transport::stats() const {
   std::lock_guard core(core_mutex_);
-  return core_.stats();
+  AllReduceStats stats = core_.stats();
+  stats.busy_us = core_.times().busy_us(MonotonicUs());
+  return stats;
+}
+
+SumTimes::BySize Transport::times() const {
+  std::lock_guard core(core_mutex_);
+  return core_.times().by_size();
+}
+
+std::optional<std::pair<Stall, int64_t>> Transport::Oldest() const {
+  std::lock_guard core(core_mutex_);
+  std::optional<Stall> oldest = core_.OldestStall();
+  if (!oldest) return std::nullopt;
+  return std::pair(*oldest, MonotonicUs() - oldest->since_us);
 }
 
 UdpSocketStats Transport::socket_stats() const {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "host/rank_core.h"
@@ -47,6 +48,9 @@ class Transport : public Collective {
   bool Drain(double timeout_s);
   AllReduceStats stats() const;
   UdpSocketStats socket_stats() const;
+  SumTimes::BySize times() const;
+  // The sum that was started first of those that aren't done, and how long ago; none if there is none.
+  std::optional<std::pair<Stall, int64_t>> Oldest() const;
   // Idempotent. Pending sums fail; WaitEvent returns. The sockets are closed.
   void Close();
 

@@ -55,6 +55,7 @@ class SlotWindow {
 
   int64_t round_trip_us() const { return round_trip_.smoothed_us(); }
   int64_t rto_us() const { return round_trip_.rto_us(); }
+  uint32_t chunks() const { return congestion_.chunks(); }  // that may be in flight
 
  private:
   enum class State : uint8_t { kUnsent, kInFlight, kDone };
