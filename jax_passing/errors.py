@@ -42,6 +42,11 @@ class NoSlotsError(JoinError, InterruptionError):
     """All slots of the switch are taken. If there is a standby, sums go there instead."""
 
 
+class SwitchDrainingError(NoSlotsError):
+    """The switch's operator drains it: jobs that were there go on, and no other is admitted. If there is a standby,
+    sums go there instead."""
+
+
 class TooFewHostsError(JoinError, InterruptionError):
     """Too few hosts of a job that meet came in time."""
 
@@ -72,6 +77,10 @@ class DeadlineExceededError(InterruptionError):
 
 class WrongSumError(PassingError):
     """A result isn't the sum of what all hosts sent: a switch adds wrongly, or somebody forges packets."""
+
+
+class EndedByOperatorError(PassingError):
+    """A switch's operator, or who has the job's key, ended the job, or put this host out of it."""
 
 
 class ProgramMismatchError(PassingError):

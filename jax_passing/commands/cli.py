@@ -10,6 +10,7 @@ import typer
 import jax_passing
 from jax_passing.commands import conformance, doctor, key, plan, run, simulate, switch
 from jax_passing.commands.bench.command import bench
+from jax_passing.commands.operate.commands import drain, end
 from jax_passing.commands.status.command import status
 from jax_passing.errors import PassingError
 
@@ -37,6 +38,8 @@ def _commands(
 app.command()(switch.switch)
 app.command(context_settings={"allow_interspersed_args": False})(run.run)  # a script has options of its own
 app.command()(status)
+app.command()(drain)
+app.command()(end)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(bench)

@@ -1,12 +1,12 @@
 """The messages by which hosts and switches of different versions tell their users so: they never change."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
 from jax_passing.config import SHARDS_MAX, Seconds
-from jax_passing.protocol.message_fields import Name, Port, Rank, Text, Version
+from jax_passing.protocol.message_fields import JobName, Name, Port, Rank, Reason, Text, Version
 
 PROTOCOL_VERSION = 9
 
@@ -80,6 +80,24 @@ class Status(Message, frozen=True, forbid_unknown_fields=False):
     other fields."""
 
     document: dict[str, Any]
+
+
+class Command(Message, frozen=True, forbid_unknown_fields=False):
+    """An operator tells the switch to drain or to go on, or to end a job, or one rank of it, and says nothing else.
+    `reason`: for those whom it concerns. Another version's may say more."""
+
+    protocol_version: Version
+    action: Literal["drain", "undrain", "end"]
+    job: JobName = ""
+    rank: Rank | None = None
+    reason: Reason = ""
+
+
+class Done(Message, frozen=True, forbid_unknown_fields=False):
+    """The switch has carried out the command. `text`: what it did, for people. `jobs`: how many are still here."""
+
+    text: Text
+    jobs: Annotated[int, Meta(ge=0)]
 
 
 class Refused(Message, frozen=True, forbid_unknown_fields=False):

@@ -43,6 +43,7 @@ FromHost = (
     | Query
     | CountersQuery
     | StatusQuery
+    | Command
     | Heartbeat
     | Lifeline
     | Leave
@@ -61,6 +62,7 @@ FromSwitch = (
     | SlotState
     | Counters
     | Status
+    | Done
     | Heartbeat
     | Left
     | Bye

@@ -88,7 +88,7 @@ def _member(same: Sequence[Document]) -> Document:
     known = [one for one in same if one["last"] is not None and one["chunks"] is not None]
     last = sum(one["last"] for one in known)
     return {
-        **same[0],
+        **{name: value for name, value in same[0].items() if name != "total"},
         "chunks": sum(one["chunks"] for one in known) if known else None,
         "last": last if known else None,
         "last_share": last / max(1, sum(one["chunks"] for one in known)) if known else None,

@@ -152,6 +152,9 @@ class SimulatedDataPlane:
             self.remove_job(job)
         self.lost = "its tables are empty"
 
+    def trouble(self):
+        return ""
+
     def overflows(self):
         """None: a packet is handled the moment that it arrives."""
         return dict.fromkeys([0, *self.running], 0)

@@ -42,26 +42,33 @@ class Asker:
     def ask(self, address: tuple[str, int]) -> Document:
         """Returns the status of a switch. Raises PassingError."""
         name = address_text(*address)
+        answer = self.say(address, messages.StatusQuery(messages.PROTOCOL_VERSION), "doesn't tell its status")
+        if not isinstance(answer, messages.Status):
+            raise PassingError(f"The switch at {name} answers with {type(answer).__name__}, not with its status.")
+        return answer.document
+
+    def say(self, address: tuple[str, int], message: messages.Message, problem: str) -> messages.FromSwitch:
+        """Says this to a switch, and returns its answer. Raises PassingError, which says that the switch has this
+        `problem`, if it refuses or doesn't understand."""
+        name = address_text(*address)
         try:
             connection = ControlConnection(address, key=self.key, job=self.job)
         except AuthenticationError:
-            problem = "wants a key" if self.key is None else "has another key than this one, or none"
-            raise AuthenticationError(f"The switch at {name} {problem}. {_KEY_ADVICE}") from None
+            keys_differ = "wants a key" if self.key is None else "has another key than this one, or none"
+            raise AuthenticationError(f"The switch at {name} {keys_differ}. {_KEY_ADVICE}") from None
         try:
-            connection.send(messages.StatusQuery(messages.PROTOCOL_VERSION))
+            connection.send(message)
             answer = connection.receive(time.monotonic() + ANSWER_S)
         except (OSError, msgspec.DecodeError) as error:
             version = connection.hello.protocol_version
             older = f": it speaks protocol version {version}, we {messages.PROTOCOL_VERSION}"
             hint = older if version != messages.PROTOCOL_VERSION else ""
-            raise SwitchUnreachableError(f"The switch at {name} doesn't tell its status{hint} ({error}).") from None
+            raise SwitchUnreachableError(f"The switch at {name} {problem}{hint} ({error}).") from None
         finally:
             connection.close()
         if isinstance(answer, messages.Refused):
-            raise PassingError(f"The switch at {name} doesn't tell its status: {answer.message}")
-        if not isinstance(answer, messages.Status):
-            raise PassingError(f"The switch at {name} answers with {type(answer).__name__}, not with its status.")
-        return answer.document
+            raise PassingError(f"The switch at {name} {problem}: {answer.message}")
+        return answer
 
 
 def ask_all(asker: Asker, addresses: Sequence[tuple[str, int]]) -> dict[str, Document | PassingError]:

@@ -58,7 +58,18 @@ def _switch(switch: Document) -> Text:
     ]
     if switch["parent"]:
         about.append(f"below {switch['parent']}")
-    return Text.assemble("switch ", (switch["address"], "bold"), ": ", ", ".join(about))
+    return Text.assemble("switch ", (switch["address"], "bold"), ": ", ", ".join(about), *_no_jobs(switch))
+
+
+def _no_jobs(switch: Document) -> list[tuple[str, str]]:
+    """Says why the switch admits no jobs, with the style of each sentence. One of an earlier version doesn't tell."""
+    found = []
+    if (draining := switch.get("draining")) is not None:
+        why = f" ({draining['reason']})" if draining["reason"] else ""
+        found.append((f"\n  Draining for {duration(draining['for_s'])}{why}: it admits no new job.", "bold yellow"))
+    if switch.get("trouble"):
+        found.append((f"\n  The data plane has failed: {switch['trouble']}.", "bold red"))
+    return found
 
 
 def _job(job: Document) -> list[RenderableType]:

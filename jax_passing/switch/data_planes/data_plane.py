@@ -171,6 +171,9 @@ class DataPlane(Protocol):
         Whatever it raises counts as such a reason.
         """
 
+    def trouble(self) -> str:
+        """Says why packets aren't added up now; else empty."""
+
     def overflows(self) -> Mapping[int, int]:
         """Returns how many packets of each job were lost since it was added, because they came faster than they were
         handled.

@@ -208,6 +208,10 @@ class EbpfDataPlane:
                 log.warning("packets are taken from the network device %s again", name)
         return ", and ".join(lost)
 
+    def trouble(self) -> str:
+        gone = [name for name, link in self._links.items() if link is None]
+        return f"gone: {', '.join(gone)}" if gone else ""
+
     def overflows(self) -> Mapping[int, int]:
         return {}
 

@@ -263,6 +263,9 @@ class P4DataPlane:
             log.warning("the device at %s is served again after this: %s", self._device.runtime, problem)
         return problem if lost else ""
 
+    def trouble(self) -> str:
+        return self._problem
+
     def overflows(self) -> Mapping[int, int]:
         return {}
 

@@ -64,6 +64,9 @@ class SoftwareDataPlane:
     def check(self) -> str:
         return ""
 
+    def trouble(self) -> str:
+        return ""
+
     def overflows(self) -> Mapping[int, int]:
         return self._native.overflows()
 

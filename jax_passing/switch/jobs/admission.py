@@ -9,15 +9,52 @@ import msgspec
 
 from jax_passing import job_names
 from jax_passing.config import RANKS_MAX
-from jax_passing.errors import names
+from jax_passing.errors import (
+    EndedByOperatorError,
+    HostLostError,
+    JoinError,
+    NoSlotsError,
+    SwitchDrainingError,
+    SwitchUnreachableError,
+    TooFewHostsError,
+    names,
+)
 from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.data_plane import is_power_of_two
+from jax_passing.switch.jobs import quotas
 from jax_passing.switch.jobs.epochs import Epoch, Member
+
+UNFIT = "unfit"  # its settings or its program don't fit to the switch, or to the others'
+# Refusals are counted by these: others didn't come in time, the rank or the job was taken, somebody has as much of the
+# switch as one may, and so on.
+REASONS = (UNFIT, "absent", "data_plane", "draining", "key", "no_slots", "operator", "quota", "taken", "version")
+_REASON_OF_KIND = {
+    EndedByOperatorError.__name__: "operator",
+    HostLostError.__name__: "absent",
+    NoSlotsError.__name__: "no_slots",
+    SwitchDrainingError.__name__: "draining",
+    SwitchUnreachableError.__name__: "absent",
+    TooFewHostsError.__name__: "absent",
+}
 
 
 class RefusalError(Exception):
-    """A rank can't be admitted; the text is for its user."""
+    """A rank can't be admitted; the text is for its user.
+
+    Attributes:
+      reason: one of REASONS.
+      kind: the name of the error that the host raises.
+    """
+
+    def __init__(self, text: str, reason: str = UNFIT, kind: str = JoinError.__name__):
+        super().__init__(text)
+        self.reason, self.kind = reason, kind
+
+
+def reason_of(kind: str) -> str:
+    """Returns for which reason a rank is refused that raises this kind of error."""
+    return _REASON_OF_KIND.get(kind, UNFIT)
 
 
 @dataclass(frozen=True)
@@ -36,7 +73,8 @@ def check_version(rack: messages.RackJoin, own_name: str) -> None:
     if rack.protocol_version != messages.PROTOCOL_VERSION:
         who = f"the switch at {rack.name}"
         raise RefusalError(
-            alike.protocol_difference(own_name, messages.PROTOCOL_VERSION, who, rack.protocol_version, "that switch")
+            alike.protocol_difference(own_name, messages.PROTOCOL_VERSION, who, rack.protocol_version, "that switch"),
+            "version",
         )
 
 
@@ -157,6 +195,15 @@ def differences(epoch: Epoch) -> str:
     return alike.protocol_difference(epoch.own_name, messages.PROTOCOL_VERSION, who, int(version), hosts)
 
 
+def check_room(rack: Member, epochs: Sequence[Epoch]) -> None:
+    """Checks that there is room for one more rank: a rack's switch has many, and each of them takes memory."""
+    host = rack.connection.host
+    members = [member for epoch in epochs for member in epoch.members]
+    count = sum(len(member.ranks) for member in members if member.connection.host == host)
+    if count >= quotas.RANKS_PER_ADDRESS:
+        raise RefusalError(f"{count} ranks are here through switches at {host}, as many as may be.", "quota")
+
+
 def check_fits(
     epoch: Epoch, join: messages.RankJoin, member: Member, worker_limit: int, hosts: Sequence[Member]
 ) -> None:
@@ -187,12 +234,14 @@ def check_fits(
         raise RefusalError(
             f"Rank {join.rank} of job {job!r} was taken by a process at {joined[join.rank].host}. Give every host a "
             "rank of its own (JAX_PASSING_RANK), and every run a job name of its own (JAX_PASSING_JOB). If that "
-            "process died without a trace, the rank is free again once its lease_s is over."
+            "process died without a trace, the rank is free again once its lease_s is over.",
+            "taken",
         )
     if member not in epoch.members and len(epoch.members) >= worker_limit:
         raise RefusalError(
             f"This switch adds up what {worker_limit} hosts send (with strategy 'flat': devices), and job {job!r} has "
-            "one more here. Spread them over racks: a switch for each, with --parent (docs/operate/switches.md)."
+            "one more here. Spread them over racks: a switch for each, with --parent (docs/operate/switches.md).",
+            "quota",
         )
 
 

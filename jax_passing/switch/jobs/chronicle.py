@@ -1,12 +1,13 @@
 """The switch remembers which jobs have ended last, and who was refused, and writes both into the log."""
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 
 from jax_passing.errors import JoinError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside
+from jax_passing.switch.jobs.admission import reason_of
 from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch
 
@@ -19,13 +20,14 @@ HOSTS_NAMED = 8
 
 @dataclass(frozen=True)
 class Refusal:
-    """Somebody wasn't admitted. `job`: empty if nobody knows which one was meant."""
+    """Somebody wasn't admitted. `job`: empty if nobody knows which one was meant. `reason`: one of REASONS."""
 
     at: float
     who: str
     job: str
     kind: str
     why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -44,18 +46,23 @@ class Chronicle:
 
     Attributes:
       refusals, ends: the last ones.
+      refused_for: how many refusals there were, by their reasons.
     """
 
     def __init__(self, outside: Outside):
         self._outside = outside
         self.refusals: deque[Refusal] = deque(maxlen=REMEMBERED)
         self.ends: deque[End] = deque(maxlen=REMEMBERED)
+        self.refused_for: Counter[str] = Counter()
 
-    def refused(self, who: str, why: str, *, job: str = "", kind: str = JoinError.__name__) -> None:
-        """`job`: that was meant. `kind`: of the error that the host raises."""
+    def refused(self, who: str, why: str, *, job: str = "", kind: str = JoinError.__name__, reason: str = "") -> None:
+        """`job`: that was meant. `kind`: of the error that the host raises. `reason`: one of REASONS; empty: that of
+        the kind."""
         # Lines of different callers are of different kinds to the log's limit.
         log.warning("refused %s: %s", who, why, stacklevel=2)
-        self.refusals.append(Refusal(self._outside.now(), who, job, kind, why[:WHY_CHARACTERS_MAX]))
+        reason = reason or reason_of(kind)
+        self.refused_for[reason] += 1
+        self.refusals.append(Refusal(self._outside.now(), who, job, kind, why[:WHY_CHARACTERS_MAX], reason))
 
     def joined(self, epoch: Epoch, join: messages.RankJoin) -> None:
         level = logging.INFO if len(epoch.joined()) == 1 else logging.DEBUG

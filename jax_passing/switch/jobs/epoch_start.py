@@ -82,6 +82,7 @@ class EpochStart:
                 epoch,
                 f"Jobs with hosts or racks at {owner} hold as many slots of the switch at {epoch.own_name} as one "
                 "address may (slots_per_address). Wait for one to end, or let the switch's operator allow more.",
+                reason="quota",
             )
             return
         epoch.slot_first = self._partition.allocate(plan.slot_count, addresses)
@@ -262,6 +263,7 @@ class EpochStart:
             self._refuse(
                 epoch,
                 f"The data plane of the switch at {epoch.own_name} refused the job ({error}). Look at its log.",
+                reason="data_plane",
             )
             return False
         return True

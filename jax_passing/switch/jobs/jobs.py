@@ -10,9 +10,9 @@ from jax_passing.errors import HostLostError, JoinError, SwitchLostError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside
 from jax_passing.switch.data_planes.data_plane import DataPlane
-from jax_passing.switch.jobs import quotas
-from jax_passing.switch.jobs.admission import RefusalError, check_fits
+from jax_passing.switch.jobs.admission import RefusalError, check_fits, check_room
 from jax_passing.switch.jobs.chronicle import Chronicle
+from jax_passing.switch.jobs.drain import Drain
 from jax_passing.switch.jobs.epoch_start import EpochStart
 from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch, Job, Member, ParentConnection
@@ -48,7 +48,7 @@ class JobTable:
         self._numbers = Numbers(outside)
         self.counts: Counter[str] = Counter()
         self.check_met: Callable[[messages.RankJoin, str], None] = lambda join, job: None  # may raise RefusalError
-        self.chronicle = Chronicle(outside)
+        self.chronicle, self.drain = Chronicle(outside), Drain(outside)
         self.starts = EpochStart(data_plane, slots_per_address, self.counts, self.refuse_all, outside, self.chronicle)
 
     def epochs(self) -> list[Epoch]:
@@ -66,7 +66,7 @@ class JobTable:
             if len(self._jobs) >= JOBS_MAX:
                 idle = next((known for known in self._jobs.values() if known.epoch is None), None)
                 if idle is None:
-                    raise RefusalError(f"{JOBS_MAX} jobs run on this switch already.")
+                    raise RefusalError(f"{JOBS_MAX} jobs run on this switch already.", "quota")
                 del self._jobs[idle.name]
             job = Job(name, self._numbers.new_job({known.number for known in self._jobs.values()}))
         self._jobs[name] = job  # last in the dict: used most recently
@@ -97,26 +97,20 @@ class JobTable:
             raise RefusalError(
                 f"Job {job.name!r} is running (epoch {epoch.number}) and rank {join.rank} is in it. Stop that run, or "
                 f"choose another job name (JAX_PASSING_JOB). A host that died without a trace is noticed after "
-                f"{self.lease_s:g} s; then the job can be joined again."
+                f"{self.lease_s:g} s; then the job can be joined again.",
+                "taken",
             )
         elif epoch.state is EpochState.PREPARING and epoch.uplink is not None:
             # The parent counts on the ranks that were here, and we have said that these are prepared.
             raise RefusalError(
                 f"Job {job.name!r} is starting (epoch {epoch.number}) with {epoch.world_size} other hosts: rank "
                 f"{join.rank} is among them, at this switch or another. If this is that host, which has just been "
-                "restarted or moved, start it again; else stop that run, or choose another job name (JAX_PASSING_JOB)."
+                "restarted or moved, start it again; else stop that run, or choose another job name (JAX_PASSING_JOB).",
+                "taken",
             )
         hosts = [host for shard in self._shards(job.name) for host in shard.members if not host.rack]
         check_fits(epoch, join, member, self._data_plane.worker_limit, hosts)
         return epoch
-
-    def _check_room(self, rack: Member) -> None:
-        """Checks that there is room for one more rank: a rack's switch has many, and each of them takes memory."""
-        host = rack.connection.host
-        members = [member for epoch in self.epochs() for member in epoch.members]
-        count = sum(len(member.ranks) for member in members if member.connection.host == host)
-        if count >= quotas.RANKS_PER_ADDRESS:
-            raise RefusalError(f"{count} ranks are here through switches at {host}, as many as may be.")
 
     def _shards(self, name: str) -> list[Epoch]:
         """Returns the epochs of all shards here of the job that this one is, or is a shard of."""
@@ -126,9 +120,10 @@ class JobTable:
 
     def admit(self, name: str, join: messages.RankJoin, member: Member) -> None:
         """Lets a rank join. At the root the last one to join starts the epoch. Raises RefusalError."""
+        self.drain.check(name)
         self.check_met(join, name)
         if member.rack:
-            self._check_room(member)
+            check_room(member, self.epochs())
         job = self._job(name)
         epoch = self._epoch_to_join(job, join, member)
         is_new, job.epoch = job.epoch is not epoch, epoch
@@ -171,12 +166,12 @@ class JobTable:
             member.connection.close()
         self._drop(epoch, member, refused.rank)
 
-    def refuse_all(self, epoch: Epoch, message: str, kind: str = JoinError.__name__) -> None:
+    def refuse_all(self, epoch: Epoch, message: str, kind: str = JoinError.__name__, reason: str = "") -> None:
         """Sends all who wait away, here and at all other switches."""
         if epoch.state is EpochState.OVER:
             return
         message = message[: messages.TEXT_MAX]
-        self.chronicle.refused(str(epoch), message, job=epoch.job.name, kind=kind)
+        self.chronicle.refused(str(epoch), message, job=epoch.job.name, kind=kind, reason=reason)
         self.counts["joins_refused"] += len(epoch.joined())
         if epoch.uplink is not None:
             epoch.uplink.send(messages.Fail(kind, message))
@@ -197,6 +192,8 @@ class JobTable:
         uplink, epoch.uplink = epoch.uplink, None
         epoch.on(event)
         self.chronicle.ended(epoch, was, event, getattr(farewell, "message", ""))
+        if event is Event.ALL_LEFT:
+            self.drain.ended(epoch.job.name)
         if epoch.job.epoch is epoch:
             epoch.job.epoch = None
         if was is EpochState.RUNNING and epoch.slot_first is not None:

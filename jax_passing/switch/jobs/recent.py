@@ -52,9 +52,9 @@ class Recent:
             if (counts := self._counts(epoch)) is not None:
                 self._samples[key].append(_Sample(now, counts))
 
-    def counted(self, epoch: Epoch, now: float) -> tuple[Counted, Counted] | None:
-        """Returns what a running epoch has counted in the last seconds, and in the last minute, or since it began if
-        that is shorter; None if nobody can tell."""
+    def counted(self, epoch: Epoch, now: float) -> tuple[Counted, Counted, Counted] | None:
+        """Returns what a running epoch has counted in the last seconds, in the last minute, or since it began if that
+        is shorter, and since it began; None if nobody can tell."""
         counts = self._counts(epoch)
         if counts is None:
             return None
@@ -62,7 +62,7 @@ class Recent:
         samples = [beginning, *self._samples.get(_key(epoch), ())]
         before = [sample for sample in samples if sample.at <= now - SAMPLE_S] or samples[:1]
         within = [sample for sample in samples if sample.at >= now - WINDOW_S] or samples[-1:]
-        return _since(before[-1], counts, now), _since(within[0], counts, now)
+        return _since(before[-1], counts, now), _since(within[0], counts, now), _since(beginning, counts, now)
 
     def _counts(self, epoch: Epoch) -> JobCounts | None:
         try:

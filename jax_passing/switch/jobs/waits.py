@@ -39,7 +39,7 @@ def end_waits(jobs: JobTable, epoch: Epoch, now: float) -> None:
         text = why(f"within {waited if now >= until else f'{PREPARE_S:g} s'}")[: messages.TEXT_MAX]
         jobs.refuse(epoch, messages.Refused(kind, text, join.rank))
     who = f"{names(sorted(join.rank for join, _ in late))} of {epoch}"
-    jobs.chronicle.refused(who, text, job=epoch.job.name, kind=kind)
+    jobs.chronicle.refused(who, text, job=epoch.job.name, kind=kind, reason="absent")
 
 
 def whom_it_awaits(epoch: Epoch) -> str:

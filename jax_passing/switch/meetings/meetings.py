@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from jax_passing.config import RANKS_MAX
-from jax_passing.errors import ConfigError, HostJoinedError, HostLostError, JoinError, TooFewHostsError, names
+from jax_passing.errors import ConfigError, HostJoinedError, HostLostError, JoinError, TooFewHostsError
 from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Connection, Outside, Timer
@@ -19,17 +19,17 @@ from jax_passing.switch.jobs.admission import RefusalError, check_path
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
-from jax_passing.switch.meetings.absence import away, may_come, unseen
+from jax_passing.switch.meetings.absence import away, may_come
 from jax_passing.switch.meetings.parties import Parties, newcomers_of, parties_of
 from jax_passing.switch.meetings.rack_seats import SeatsOfRack
 from jax_passing.switch.meetings.seats import HostSeat, Refuse, Seat, ToHost
 from jax_passing.switch.meetings.seats_at_parent import SeatsAtParent
+from jax_passing.switch.meetings.why_not import SAME_WAY, why_not
 
 log = logging.getLogger("jax_passing.switch")
 
 LOOK_S = 0.05  # the time between two looks at hosts that wait
 STANDBY_GRACE_S = 1.0  # a standby gives hosts this time to meet at the switch that goes before it
-_SAME_WAY = "Set world_size_min and standby alike on all hosts."
 SEATS_MAX = 2 * RANKS_MAX  # a job may have as many hosts that wait to get in as hosts that run
 
 
@@ -86,6 +86,15 @@ class Meetings:
         self._jobs.chronicle.refused(f"a host at {host.host} that meets those of job {job!r}", text, job=job, kind=kind)
         host.send(messages.Refused(kind, text[: messages.TEXT_MAX]))
         host.close()
+
+    def jobs(self) -> set[str]:
+        """Returns the names of the jobs whose hosts have seats here."""
+        return {*self.by_job, *self._at_parent}
+
+    def end(self, job: str, text: str, kind: str) -> None:
+        """Sends the hosts of a job away that wait to meet, with this text and kind of error."""
+        if (meeting := self.by_job.get(job)) is not None:
+            meeting.end(text, kind)
 
     def _forget(self, meeting: "Meeting") -> None:
         """Forgets a job in which nobody has a seat any more. Hosts that come back know the number of their last
@@ -201,7 +210,7 @@ class Meeting:
         """Raises RefusalError if a host joins that hasn't met those that run the job. They are about to join again,
         perhaps, and it would be in their way."""
         if join.instance not in self._met and any(seat.instance in self._met for seat in self._seats):
-            text = f"The hosts of job {self.job!r} meet before they join, and this one hasn't. {_SAME_WAY}"
+            text = f"The hosts of job {self.job!r} meet before they join, and this one hasn't. {SAME_WAY}"
             raise RefusalError(text)
 
     def _look_at(self, epoch: Epoch) -> None:
@@ -212,7 +221,7 @@ class Meeting:
                 text = f"Not all hosts that had met have joined {epoch}: one of them is gone."
                 self._jobs.refuse_all(epoch, text, HostLostError.__name__)
             elif not self._is_ours(epoch) and any(seat.said is not None and seat.said.meeting for seat in self._seats):
-                self._jobs.refuse_all(epoch, f"The hosts of job {self.job!r} have met before. {_SAME_WAY}")
+                self._jobs.refuse_all(epoch, f"The hosts of job {self.job!r} have met before. {SAME_WAY}")
             return
         self._is_incomplete = False  # whose host it was, its lease says
         if not self._is_ours(epoch):
@@ -315,36 +324,14 @@ class Meeting:
         if not self._seats:
             self._end()
 
-    def _joins_unmet(self) -> list[int]:
-        """Returns the ranks of hosts that wait to join the job, and haven't met anybody."""
-        job = self._jobs.of(self.job)
-        if job is None or job.epoch is None or job.epoch.state is not EpochState.FORMING:
-            return []
-        return sorted(rank for rank, join in job.epoch.joined().items() if join.instance not in self._met)
+    def end(self, text: str, kind: str) -> None:
+        """Sends the hosts away that wait."""
+        for seat in self.waiting:
+            self._seats.remove(seat)
+            self._refuse(seat.connection, self.job, text, kind)
+        if not self._seats:
+            self._end()
 
     def why_not(self) -> str:
         """Says why the hosts that wait don't meet yet."""
-        job = self._jobs.of(self.job)
-        if unmet := self._joins_unmet():
-            return (
-                f"{names(unmet).capitalize()} {'waits' if len(unmet) == 1 else 'wait'} to join this job without "
-                f"meeting anybody, having neither world_size_min nor a standby. {_SAME_WAY}"
-            )
-        if job is not None and job.epoch is not None:
-            return f"It runs with {job.epoch.world_size} hosts: stop that run, or choose another job name."
-        if not (waiting := self.waiting):  # one that was just sent away asks
-            return "Nobody waits here any more."
-        parties = parties_of(waiting, self._held)
-        least = max(parties.least, parties.quorum)
-        here = names(sorted({seat.rank for seat in waiting}))
-        absent = [seat.who for seat in away(self._seats, parties, self._held, set() if job is None else job.lost)]
-        if count := unseen(self._seats, parties, self._held):
-            absent.append(f"{count} of the hosts that ran")
-        missing = f" {' and '.join(absent).capitalize()} didn't come." if absent else ""
-        aside = (
-            " All of them wait at the switch that goes before this one." if all(s.asked.aside for s in waiting) else ""
-        )
-        return (
-            f"Here {'is' if len(waiting) == 1 else 'are'} {here}, and it needs {least} hosts.{missing}{aside} Are the "
-            "others running, with the same job name and switches? Lower world_size_min if fewer may go on."
-        )
+        return why_not(self._jobs.of(self.job), self.job, self._seats, self._met, self._held)

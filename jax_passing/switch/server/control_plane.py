@@ -20,6 +20,7 @@ from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX, JOBS_PER_ADDRESS_MIN
 from jax_passing.switch.jobs.recent import Recent
 from jax_passing.switch.jobs.watch import Watch
 from jax_passing.switch.meetings.meetings import Meetings
+from jax_passing.switch.operators.operator import Operator
 from jax_passing.switch.server.dispatch import Dispatcher
 from jax_passing.switch.server.running_time import RunningTime
 from jax_passing.switch.server.settings import SwitchSettings
@@ -48,8 +49,8 @@ class ControlPlane:
 
     Attributes:
       instance: tells this start of this switch from any other.
-      jobs, meetings, quota, dispatcher, outside, lease_s, counts, report: what conversations with members need
-        (`member_conversation.py`).
+      jobs, meetings, quota, dispatcher, outside, lease_s, counts, report, operator: what conversations with members
+        need (`member_conversation.py`).
       conversations: these, by their tokens.
     """
 
@@ -60,9 +61,10 @@ class ControlPlane:
         settings: SwitchSettings,
         switch_key: bytes | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        counts: Counter[str] | None = None,
     ):
         """`settings`: what they say of the data plane doesn't count here. `switch_key`: what the key file has.
-        `connections_max`: the number for which there are descriptors."""
+        `connections_max`: the number for which there are descriptors. `counts`: where it counts, if others do, too."""
         self.instance = f"{outside.random_bits(128):032x}"
         self._secret = f"{outside.random_bits(128):032x}"
         self._data_plane = data_plane
@@ -86,9 +88,10 @@ class ControlPlane:
         self.quota = ConnectionQuota(connections_max, settings.connections_per_address)
         self.conversations: dict[str, Living] = {}
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
+        self.operator = Operator(self.jobs, self.meetings)
         recent = Recent(data_plane)
         self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s, recent)
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter() if counts is None else counts
         self.report = Report(
             self._facts(settings),
             data_plane,

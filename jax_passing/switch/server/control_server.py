@@ -4,12 +4,14 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import Counter
 from typing import Any
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.stream import Stream, StreamOwner
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX
+from jax_passing.switch.operators.local import LocalOperators
 from jax_passing.switch.server.control_plane import ControlPlane
 from jax_passing.switch.server.member_conversation import MemberConversation
 from jax_passing.switch.server.settings import SwitchSettings
@@ -37,25 +39,29 @@ class ControlServer(StreamOwner):
         settings: SwitchSettings,
         switch_key: bytes | None = None,
         connections_max: int = CONNECTIONS_MAX,
+        counts: Counter[str] | None = None,
     ):
-        """Is called in the event loop that it is to run in."""
+        """Is called in the event loop that it is to run in. `counts`: others' counters, which it tells with its own."""
         super().__init__(asyncio.get_running_loop())
         self._server: asyncio.Server | None = None
         self.streams: set[Stream] = set()
         self._gone = asyncio.Event()  # all of them
         self._gone.set()
         self._accepts_failed = 0
-        self.plane = ControlPlane(data_plane, self, settings, switch_key, connections_max)
+        self.plane = ControlPlane(data_plane, self, settings, switch_key, connections_max, counts)
+        self._operators = LocalOperators(self.plane.operator)
 
     async def listen(self, listener: socket.socket) -> None:
         """Lets hosts come from now on."""
         self._loop.set_exception_handler(self._on_loop_error)
         self._server = await self._loop.create_server(self._accept, sock=listener)
+        await self._operators.listen(*listener.getsockname()[:2])
 
     async def shut_down(self) -> None:
         """Tells every host, then closes every connection."""
         if self._server is not None:
             self._server.close()
+        self._operators.close()
         self.plane.shut_down()
         for stream in list(self.streams):
             stream.close()

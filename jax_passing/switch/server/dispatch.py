@@ -9,7 +9,7 @@ import msgspec
 
 from jax_passing import job_names
 from jax_passing.config import RANKS_MAX
-from jax_passing.errors import JoinError, is_kind
+from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.admission import Abilities, RefusalError, rank_of_rack
@@ -73,9 +73,9 @@ class Dispatcher:
             if member.refusal_count > RANKS_MAX:  # each of them is logged
                 raise msgspec.DecodeError(f"more than {RANKS_MAX} ranks were refused") from refusal
             who = f"rank {join.rank} of job {job!r} ({member.rack})"
-            self._jobs.chronicle.refused(who, str(refusal), job=job)
+            self._jobs.chronicle.refused(who, str(refusal), job=job, kind=refusal.kind, reason=refusal.reason)
             self._jobs.refused(job, str(refusal))
-            member.answer(messages.Refused(JoinError.__name__, str(refusal), join.rank))
+            member.answer(messages.Refused(refusal.kind, str(refusal), join.rank))
 
     def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:

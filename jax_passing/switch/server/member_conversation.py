@@ -17,6 +17,7 @@ from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Member
 from jax_passing.switch.jobs.jobs import CRASHED, STANDS_STILL
 from jax_passing.switch.meetings.seats import Seat
+from jax_passing.switch.operators.operator import HOW_TO_OPERATE
 from jax_passing.switch.server.control_plane import ControlPlane, Living
 
 log = logging.getLogger("jax_passing.switch")
@@ -58,7 +59,7 @@ class MemberConversation:
     def opened(self, connection: Connection) -> None:
         self._connection = connection
         if problem := self._quota.enter(self, connection.host):
-            self._turn_away(problem)
+            self._turn_away(problem, reason="quota")
             return
         self._has_entered = True
         self._plane.conversations[self._token] = self
@@ -75,15 +76,15 @@ class MemberConversation:
             self._connection.send(self._plane.hello(self._token))
 
     def make_room(self, why: str) -> None:
-        self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.")
+        self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.", reason="quota")
 
-    def _turn_away(self, why: str, job: str = "") -> None:
+    def _turn_away(self, why: str, job: str = "", *, kind: str = JoinError.__name__, reason: str) -> None:
         assert self._connection is not None
         name = self._connection.name
         self._greet()
         who = f"{name} for job {job!r}" if job else f"the connection of {name}"
-        self._jobs.chronicle.refused(who, why, job=job)
-        self._connection.send(messages.Refused(JoinError.__name__, why))
+        self._jobs.chronicle.refused(who, why, job=job, kind=kind, reason=reason)
+        self._connection.send(messages.Refused(kind, why))
         self._end("was refused")
 
     def heard(self, line: bytes) -> None:
@@ -137,7 +138,7 @@ class MemberConversation:
         elif self._is_greeted:
             problem = f"it began a handshake only after {PLAIN_GREETING_S:g} s, and has to try again"
         elif problem := self._quota.begin_handshake(self._connection.host, self._outside.now()):
-            self._turn_away(problem)
+            self._turn_away(problem, reason="quota")
             return False
         else:
             self._is_greeted = True  # by TLS it will be, and until then nothing is said
@@ -165,11 +166,11 @@ class MemberConversation:
             return
         if join.protocol_version != messages.PROTOCOL_VERSION:
             versions = messages.PROTOCOL_VERSION, "what joins there", join.protocol_version
-            raise RefusalError(protocol_difference(self._connection.own_name, *versions, "it"))
+            raise RefusalError(protocol_difference(self._connection.own_name, *versions, "it"), "version")
         if not self._is_secured:
-            raise RefusalError(f"This switch wants the key of job {job!r}. {HOW_TO_GET_A_KEY}")
+            raise RefusalError(f"This switch wants the key of job {job!r}. {HOW_TO_GET_A_KEY}", "key")
         if job_names.base(self._secured_job) != job_names.base(job):
-            raise RefusalError(f"The key of job {self._secured_job!r} doesn't open job {job!r}.")
+            raise RefusalError(f"The key of job {self._secured_job!r} doesn't open job {job!r}.", "key")
 
     def _on_first(self, line: bytes) -> None:
         assert self._connection is not None
@@ -181,13 +182,16 @@ class MemberConversation:
         except messages.ForeignVersionError as error:
             self._plane.counts["joins_refused"] += 1
             versions = messages.PROTOCOL_VERSION, "what joins there", error.version
-            self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"))
+            self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"), reason="version")
             return
         if isinstance(join, messages.StatusQuery):
             self._tell_status()
             return
         if isinstance(join, messages.Lifeline):
             self._on_lifeline(join)
+            return
+        if isinstance(join, messages.Command):
+            self._on_command(join)
             return
         if isinstance(join, messages.Meet | messages.RackMeet):
             self._on_meet(join)
@@ -199,7 +203,7 @@ class MemberConversation:
             self._member = self._plane.admit(join, self._connection)
         except RefusalError as refusal:
             self._jobs.refused(self._plane.name_of_job(join), str(refusal))
-            self._turn_away(str(refusal), join.job)
+            self._turn_away(str(refusal), join.job, kind=refusal.kind, reason=refusal.reason)
             return
         self._job = join.job
         self._quota.joined(self, self._connection.host)
@@ -212,7 +216,8 @@ class MemberConversation:
         """Tells of all jobs, or of the one whose key the other knows."""
         assert self._connection is not None
         if self._plane.has_key and not self._is_secured:
-            self._turn_away(f"This switch tells its status to those who have its key, or a job's. {HOW_TO_GET_A_KEY}")
+            why = f"This switch tells its status to those who have its key, or a job's. {HOW_TO_GET_A_KEY}"
+            self._turn_away(why, reason="key")
             return
         is_operator = not self._plane.has_key or self._secured_job == job_names.OPERATOR
         job = None if is_operator else job_names.base(self._secured_job)
@@ -237,6 +242,26 @@ class MemberConversation:
         if self._lease is not None and self._outside.now() < self._heard_s + INTERPRETER_HELD_S:
             self._lease.heard()
 
+    def _on_command(self, command: messages.Command) -> None:
+        """Does what an operator says who has the switch's key, or to one job the owner of its key. Without a key nobody
+        proves anything over the network: operators of such a switch come by its socket (`operators/local.py`)."""
+        assert self._connection is not None
+        name = self._connection.name
+        is_operator = self._is_secured and self._secured_job == job_names.OPERATOR
+        owned = None if is_operator else job_names.base(self._secured_job)
+        whose = "the switch's key" if is_operator else f"the key of job {owned!r}"
+        try:
+            if not self._is_secured:
+                raise RefusalError(f"Operators prove who they are, and {name} hasn't. {HOW_TO_OPERATE}", "key")
+            done = self._plane.operator.carry_out(
+                command, f"who has {whose}, at {name}", self._connection.own_name, owned
+            )
+        except RefusalError as refusal:
+            self._turn_away(str(refusal), command.job, kind=refusal.kind, reason=refusal.reason)
+            return
+        self._connection.send(done)
+        self._end("has said what to do")
+
     def _on_meet(self, first: messages.Meet | messages.RackMeet) -> None:
         assert self._connection is not None
         assert self._timer is not None
@@ -247,7 +272,7 @@ class MemberConversation:
             self._check_key(said)
         except RefusalError as refusal:
             self._plane.counts["joins_refused"] += 1
-            self._turn_away(str(refusal), said.job)
+            self._turn_away(str(refusal), said.job, kind=refusal.kind, reason=refusal.reason)
             return
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)

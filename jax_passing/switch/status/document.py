@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from jax_passing import job_names
 from jax_passing.errors import names
 from jax_passing.protocol.overview import Document
-from jax_passing.switch.jobs.admission import least
+from jax_passing.switch.jobs.admission import REASONS, least
 from jax_passing.switch.jobs.chronicle import Chronicle, End, Refusal
+from jax_passing.switch.jobs.drain import Drain
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.recent import Counted, Recent
@@ -46,11 +47,14 @@ def of_epoch(epoch: Epoch, recent: Recent, now: float) -> Document:
     }
 
 
-def _rates(counted: tuple[Counted, Counted] | None, link_gbit: float | None) -> Document:
+_Counted = tuple[Counted, Counted, Counted]  # in the last seconds, in the last minute, since the epoch began
+
+
+def _rates(counted: _Counted | None, link_gbit: float | None) -> Document:
     if counted is None:
-        unknown = ("goodput_gbit", "line_rate_share", "minute_s", "chunks", "resends", "chunks_waiting")
+        unknown = ("goodput_gbit", "line_rate_share", "minute_s", "chunks", "resends", "chunks_waiting", "total")
         return dict.fromkeys(unknown)
-    seconds, minute = counted
+    seconds, minute, total = counted
     goodput_gbit = seconds.counts.lanes * _LANE_BYTES * 8 / seconds.seconds / 1e9
     return {
         "goodput_gbit": goodput_gbit,
@@ -59,6 +63,7 @@ def _rates(counted: tuple[Counted, Counted] | None, link_gbit: float | None) -> 
         "chunks": minute.counts.chunks,
         "resends": sum(worker.resends for worker in minute.counts.workers),
         "chunks_waiting": minute.counts.waiting,
+        "total": {"chunks": total.counts.chunks, "bytes": total.counts.lanes * _LANE_BYTES},
     }
 
 
@@ -76,12 +81,12 @@ def _oldest(epoch: Epoch, minute: Counted) -> Document | None:
     return {"slot": chunk.slot, "sequence": chunk.sequence, "waited_s": waited_s, "missing": missing, "waits_for": whom}
 
 
-def _members(epoch: Epoch, counted: tuple[Counted, Counted] | None) -> list[Document]:
+def _members(epoch: Epoch, counted: _Counted | None) -> list[Document]:
     members = epoch.workers()
     if counted is None:
-        unknown = dict.fromkeys(("last", "last_share", "waited_s", "waited_share", "resends", "silent_s"))
+        unknown = dict.fromkeys(("last", "last_share", "waited_s", "waited_share", "resends", "silent_s", "total"))
         return [_member(epoch, member) | unknown for member in members]
-    minute = counted[1]
+    _, minute, total = counted
     chunks = max(1, minute.counts.chunks)
     return [
         _member(epoch, member)
@@ -92,8 +97,14 @@ def _members(epoch: Epoch, counted: tuple[Counted, Counted] | None) -> list[Docu
             "waited_share": min(1.0, worker.waited_us / 1e6 / minute.seconds),
             "resends": worker.resends,
             "silent_s": worker.silent_us / 1e6,
+            "total": {
+                "contributions": ever.contributions,
+                "resends": ever.resends,
+                "last": ever.last,
+                "waited_s": ever.waited_us / 1e6,
+            },
         }
-        for member, worker in zip(members, minute.counts.workers, strict=True)
+        for member, worker, ever in zip(members, minute.counts.workers, total.counts.workers, strict=True)
     ]
 
 
@@ -117,6 +128,10 @@ def of_meeting(meeting: Meeting, now: float) -> Document:
     return {"job": meeting.job, "waiting": who, "why": meeting.why_not()}
 
 
+def of_drain(drain: Drain, now: float) -> Document | None:
+    return None if drain.since is None else {"for_s": now - drain.since, "reason": drain.reason}
+
+
 def of_chronicle(chronicle: Chronicle, now: float) -> Document:
     """Describes the jobs that ended last, and who was refused, the last first."""
 
@@ -127,6 +142,7 @@ def of_chronicle(chronicle: Chronicle, now: float) -> Document:
     return {
         "ended": [described(end) for end in reversed(chronicle.ends)],
         "refusals": [described(refusal) for refusal in reversed(chronicle.refusals)],
+        "refused_for": {reason: chronicle.refused_for[reason] for reason in REASONS},
     }
 
 
@@ -138,4 +154,4 @@ def of_job(document: Document, job: str) -> Document:
         return [part for part in parts if job_names.base(part["job"]) == job]
 
     lists = {part: ours(document[part]) for part in ("jobs", "meetings", "ended", "refusals")}
-    return {**document, **lists, "packets": None, "counts": None}
+    return {**document, **lists, "packets": None, "counts": None, "refused_for": None}

@@ -12,7 +12,7 @@ from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.recent import Recent
 from jax_passing.switch.meetings.meetings import Meetings
-from jax_passing.switch.status.document import JOBS_MAX, of_chronicle, of_epoch, of_job, of_meeting
+from jax_passing.switch.status.document import JOBS_MAX, of_chronicle, of_drain, of_epoch, of_job, of_meeting
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -77,6 +77,8 @@ class Report:
                 "lanes_per_chunk": self._data_plane.lanes_per_chunk,
                 "connections": self._connections(),
                 "jobs": len(epochs),
+                "draining": of_drain(self._jobs.drain, now),
+                "trouble": self._trouble(),
             },
             "jobs": [of_epoch(epoch, self._recent, now) for epoch in epochs[:JOBS_MAX]],
             "meetings": [of_meeting(one, now) for one in self._meetings.by_job.values() if one.waiting],
@@ -84,6 +86,13 @@ class Report:
             "packets": self._packets(),
             "counts": dict(self._counts()),
         }
+
+    def _trouble(self) -> str:
+        """Says why no packet is added up now; else empty."""
+        try:
+            return self._data_plane.trouble()
+        except Exception as error:  # whatever the device's driver raises
+            return str(error) or type(error).__name__
 
     def _packets(self) -> dict[str, int] | None:
         try:

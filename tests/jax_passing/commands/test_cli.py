@@ -46,10 +46,13 @@ def test_a_wrong_flag_is_told_in_plain_lines_where_no_terminal_is():
     assert ended.stderr.isascii()
 
 
+OTHERS = "bench", "conformance", "doctor", "key"
+
+
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("jax-passing ", {"switch", "run", "status", "plan", "simulate", "bench", "conformance", "doctor", "key"}),
+        ("jax-passing ", {"switch", "run", "status", "drain", "end", "plan", "simulate", *OTHERS}),
         ("jax-passing sw", {"switch"}),
         ("jax-passing run --ho", {"--hosts"}),
     ],

@@ -34,7 +34,7 @@ class RecordingDataPlane:
         self.removed = []
         self.held = SlotVersion(empty=False, sequence=5, bitmap=0b101, complete=False)
         self.refuses = False
-        self.lost = ""
+        self.lost = self.broken = ""
         self.deaf = False
         self.offered = None  # the group
         self.probes = []
@@ -79,6 +79,9 @@ class RecordingDataPlane:
     def check(self):
         lost, self.lost = self.lost, ""
         return lost
+
+    def trouble(self):
+        return self.broken
 
     def overflows(self):
         return dict(self.overflowed)

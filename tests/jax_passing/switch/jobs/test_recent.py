@@ -39,8 +39,8 @@ def look_until(recent, plane, epochs, until):
 def test_before_there_is_a_sample_it_counts_from_the_beginning(epoch):
     plane = Counting()
     plane.now = 1002.0
-    seconds, minute = Recent(plane).counted(epoch, plane.now)
-    assert seconds == minute
+    seconds, minute, total = Recent(plane).counted(epoch, plane.now)
+    assert seconds == minute == total
     assert (minute.seconds, minute.counts.chunks, minute.counts.workers[1].last) == (2.0, 20, 20)
 
 
@@ -48,10 +48,11 @@ def test_the_last_seconds_and_the_last_minute(epoch):
     plane = Counting()
     recent = Recent(plane)
     look_until(recent, plane, [epoch], 1600.0)
-    seconds, minute = recent.counted(epoch, plane.now)
+    seconds, minute, total = recent.counted(epoch, plane.now)
+    assert total.seconds == 600.0
     assert SAMPLE_S <= seconds.seconds <= 2 * SAMPLE_S
     assert WINDOW_S - 2 * SAMPLE_S <= minute.seconds <= WINDOW_S
-    for counted in (seconds, minute):
+    for counted in (seconds, minute, total):
         assert counted.counts.chunks == pytest.approx(10 * counted.seconds)
         assert counted.counts.workers[1].waited_us == pytest.approx(10_000 * counted.seconds)
         assert counted.counts.workers[0].last == 0

@@ -1,0 +1,1 @@
+"""Operators of switches drain them, end jobs, and put ranks out."""

@@ -1,0 +1,1 @@
+"""Operators of a switch say here what it admits, and what ends."""

@@ -1,0 +1,130 @@
+"""`jax-passing drain` and `jax-passing end`, at a switch whose hosts are in this process."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from jax_passing.commands.cli import main
+from jax_passing.errors import SwitchDrainingError
+from jax_passing.protocol import keys, local_operators
+from support.switch.in_process import Member, SwitchThread, members, settings_of, until
+
+
+@pytest.fixture
+def running():
+    switch = SwitchThread()
+    yield switch
+    switch.stop()
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command; returns its exit code or its message, and its output."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["jax-passing", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, " ".join(capsys.readouterr().out.split())
+
+    for name in ("SWITCH", "KEY_FILE", "JOB"):
+        monkeypatch.delenv(f"JAX_PASSING_{name}", raising=False)
+    return run
+
+
+def key_file(folder, kind, key):
+    file = folder / f"{kind}.key"
+    file.touch(mode=0o600)
+    file.write_text(keys.key_line(kind, key))
+    return str(file)
+
+
+def end(several):
+    for member in several:
+        until(lambda member=member: member.failure is not None)
+        member.close()
+
+
+def leave(several):
+    for member in several:
+        member.leave()
+    for member in several:
+        member.await_others(time.monotonic() + 20)
+        member.close()
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_user_of_the_switch_drains_it_and_goes_on(running, run, world_size):
+    hosts = members(running, world_size)
+    assert run("drain", running.address, "--reason", "new kernel") == (
+        0,
+        f"The switch at {running.address} drains: it admits no new job. 1 job is left.",
+    )
+    _, seen = run("status", running.address)
+    assert "Draining for" in seen
+    assert "s (new kernel): it admits no new job." in seen
+    with pytest.raises(SwitchDrainingError, match=r"drains it \(new kernel\)"):
+        Member(settings_of(running, 0, job="another"))
+    waiting = threading.Thread(target=leave, args=(hosts,))
+    waiting.start()
+    assert run("drain", running.address, "--wait")[1].endswith("No jobs are left.")
+    waiting.join()
+    assert run("drain", running.address, "--undo") == (0, f"The switch at {running.address} admits new jobs.")
+    leave(members(running, world_size))
+    time.sleep(0.5)
+    assert json.loads(run("status", running.address, "--json")[1])["switches"][0]["draining"] is None
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_the_user_of_the_switch_ends_a_job_and_a_rank(running, run, world_size):
+    hosts = members(running, world_size)
+    assert run("end", running.address, "test") == (0, f"Job 'test' was ended at the switch at {running.address}.")
+    end(hosts)
+    assert {host.failure.kind for host in hosts} == {"EndedByOperatorError"}
+    assert all("ended job 'test'" in host.failure.message for host in hosts)
+    hosts = members(running, world_size)
+    _, out = run("end", running.address, "test", "--rank", "1", "--reason", "too slow")
+    assert out.startswith("Rank 1 was put out of job 'test', epoch")
+    end(hosts)
+    assert {host.failure.ranks for host in hosts} == {(1,)}
+    problem, _ = run("end", running.address, "test")
+    assert "doesn't do that: There is no job 'test' at the switch" in problem
+
+
+def test_other_users_may_not(running, run, monkeypatch):
+    monkeypatch.setattr(local_operators, "is_trusted", lambda user: False)
+    problem, _ = run("drain", running.address)
+    assert "doesn't do that: The operator is the user that runs the switch, or root." in problem
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "192.0.2.1:7171"])
+def test_where_no_switch_of_this_machine_is(run, address):
+    problem, _ = run("drain", address)
+    assert f"No switch of this machine listens at {address}. Run this on the switch's machine" in problem
+
+
+def test_a_switch_that_listens_anywhere_is_found_by_each_address(run):
+    switch = SwitchThread(listen=("0.0.0.0", 0))
+    port = switch.address.rpartition(":")[2]
+    assert run("drain", f"127.0.0.1:{port}")[0] == 0
+    switch.stop()
+
+
+def test_keys_open_the_switch_over_the_network(run, tmp_path, monkeypatch):
+    of_switch = keys.new_key()
+    operator = key_file(tmp_path, keys.SWITCH, of_switch)
+    owner = key_file(tmp_path, keys.JOB, keys.job_key(of_switch, "test"))
+    switch = SwitchThread(key_file=operator)
+    hosts = members(switch, 2, key=keys.job_key(of_switch, "test"))
+    assert run("drain", switch.address, "--key-file", operator)[0] == 0
+    assert run("drain", switch.address, "--undo", "--key-file", operator)[0] == 0
+    problem, _ = run("end", switch.address, "other", "--key-file", owner)
+    assert "has another key than this one, or none" in problem
+    assert run("end", switch.address, "test", "--key-file", owner)[0] == 0
+    end(hosts)
+    assert "who has the key of job 'test', at 127.0.0.1:" in hosts[0].failure.message
+    problem, _ = run("drain", switch.address, "--key-file", owner)
+    assert "has the key of a job: say of which one (--job)" in problem
+    switch.stop()
