@@ -31,6 +31,7 @@ SWITCH_SETTINGS = (  # all of a switch's variables: any other name with this pre
     "lease_s",
     "link_gbit",
     "listen",
+    "metrics",
     "multicast",
     "parent",
     "slot_total",
@@ -68,6 +69,15 @@ def parse_address(text: str) -> tuple[str, int]:
     if not colon or not named or not _may_resolve(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError("expected HOST:PORT, for example 10.0.0.1:7171")
     return host, int(port)
+
+
+def parse_local(text: str) -> tuple[str, int]:
+    """Splits "host:port"; a port alone is one of this machine for itself. Raises ValueError."""
+    text = str(text).strip()
+    try:
+        return parse_address(f"127.0.0.1:{text}" if text.isdecimal() else text)
+    except ValueError:
+        raise ValueError("expected PORT, which only this machine reaches, or HOST:PORT") from None
 
 
 def parse_peer(text: str) -> tuple[str, int]:
@@ -159,6 +169,7 @@ Seconds = Annotated[float, Meta(gt=0, le=86400, description="seconds, above 0 an
 LeaseSeconds = Annotated[float, Meta(ge=0.1, le=86400, description="seconds, from 0.1 to 86400")]
 Gbit = Annotated[float, Meta(gt=0, le=1e5, description="Gbit/s, above 0 and at most 100000")]
 Address = Annotated[tuple[str, int], parsed(parse_address)]
+Local = Annotated[tuple[str, int], parsed(parse_local)]
 Peer = Annotated[tuple[str, int], parsed(parse_peer)]
 
 
@@ -203,6 +214,8 @@ class Settings:
     """Switches, each of which replaces all of `switch` if that is lost or has no slots left."""
     lease_s: LeaseSeconds | None = None
     """A host that is silent for so long is lost to its switch, and a silent switch to the host; None: `lease`."""
+    metrics: Local | None = None
+    """Where this host tells its metrics by HTTP; None: nowhere."""
 
     @property
     def lease(self) -> float:

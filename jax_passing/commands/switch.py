@@ -84,6 +84,15 @@ def switch(
             show_default="anybody may join",
         ),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Tell metrics (/metrics) and whether jobs are admitted (/health) by HTTP. A port alone is for this "
+            "machine.",
+            show_default="none",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log each rank that joins or leaves, too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Log only what is wrong, not how jobs begin and end.")] = False,
 ) -> None:

@@ -47,6 +47,7 @@ def init(
     rejoin_wait_s: float | None = None,
     standby: str | None = None,
     lease_s: float | None = None,
+    metrics: str | None = None,
     config: str | Path | None = None,
 ) -> Session:
     """Joins a job and waits for its other hosts.
@@ -86,6 +87,8 @@ def init(
         several with commas, which are tried in their order. The same on all hosts.
       lease_s: how long a host may be silent before it is lost, and its switch likewise. Default: 1 in an elastic
         session, else 30 (docs/operate/switches.md).
+      metrics: "host:port", or a port of this machine for itself, where this host tells its metrics by HTTP
+        (docs/operate/watching.md).
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
@@ -130,7 +133,7 @@ def init(
         if settings.switch is None and sources["world_size"] == "default":
             _say_alone()
         patches.install()
-        return Session(settings)
+        return _session(settings)
     finally:
         _lock.release()
 
@@ -153,9 +156,25 @@ def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
         try:
             settings, _ = _resolve({}, None)
             check(settings)  # before other hosts see this one join
-            return Session(settings, is_for_jax=True)
+            return _session(settings, is_for_jax=True)
         finally:
             _opens_for_jax = False
+
+
+def _session(settings: config.Settings, *, is_for_jax: bool = False) -> Session:
+    """Opens a session, and tells its metrics if that is wanted: where it can't, before other hosts see this one."""
+    if settings.metrics is None:
+        return Session(settings, is_for_jax=is_for_jax)
+    from jax_passing.host import metrics
+
+    listener = metrics.listen(settings)
+    try:
+        session = Session(settings, is_for_jax=is_for_jax)
+    except BaseException:
+        listener.close()
+        raise
+    metrics.serve(session, listener)
+    return session
 
 
 def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config.Settings, dict[str, str]]:
@@ -179,6 +198,8 @@ def _text(value: Any) -> str:
     """Writes a setting as one does in a variable."""
     if not isinstance(value, tuple):
         return str(value)
+    if len(value) == 2 and isinstance(value[1], int):
+        return address_text(*value)
     return ",".join(address_text(*each) if isinstance(each, tuple) else each for each in value)
 
 

@@ -1,6 +1,7 @@
 """Bounds the log: callers that make the switch write lines, strangers among them, don't fill a disk."""
 
 import logging
+from collections import Counter
 from dataclasses import dataclass
 
 LINES = 20  # pass at once: enough for the ranks of a job that go together
@@ -19,8 +20,10 @@ class LogLimit(logging.Filter):
     """This filter is for a handler. Lines are of one kind if the same statement writes them. Of each kind some lines
     pass at once, and then one a second, which says how many were left out before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, counts: Counter[str]) -> None:
+        """`counts`: gets `log_lines_dropped`."""
         super().__init__()
+        self._counts = counts
         self._kinds: dict[tuple[str, int], _Kind] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -34,6 +37,7 @@ class LogLimit(logging.Filter):
         if kind.tokens < 1:
             kind.left_out += 1
             kind.last = record
+            self._counts["log_lines_dropped"] += 1
             return False
         kind.tokens -= 1
         if kind.left_out:

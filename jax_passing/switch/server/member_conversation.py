@@ -243,23 +243,22 @@ class MemberConversation:
             self._lease.heard()
 
     def _on_command(self, command: messages.Command) -> None:
-        """Does what an operator says who has the switch's key, or to one job the owner of its key. Without a key nobody
-        proves anything over the network: operators of such a switch come by its socket (`operators/local.py`)."""
-        assert self._connection is not None
-        name = self._connection.name
+        """Does what an owner of a key says. Without one nobody proves anything by the network: operators/local.py."""
+        connection = self._connection
+        assert connection is not None
         is_operator = self._is_secured and self._secured_job == job_names.OPERATOR
         owned = None if is_operator else job_names.base(self._secured_job)
-        whose = "the switch's key" if is_operator else f"the key of job {owned!r}"
+        who = "who has the switch's key" if is_operator else f"who has the key of job {owned!r}"
         try:
             if not self._is_secured:
-                raise RefusalError(f"Operators prove who they are, and {name} hasn't. {HOW_TO_OPERATE}", "key")
-            done = self._plane.operator.carry_out(
-                command, f"who has {whose}, at {name}", self._connection.own_name, owned
-            )
+                raise RefusalError(
+                    f"Operators prove who they are, and {connection.name} hasn't. {HOW_TO_OPERATE}", "key"
+                )
+            done = self._plane.operator.carry_out(command, f"{who}, at {connection.name}", connection.own_name, owned)
         except RefusalError as refusal:
             self._turn_away(str(refusal), command.job, kind=refusal.kind, reason=refusal.reason)
             return
-        self._connection.send(done)
+        connection.send(done)
         self._end("has said what to do")
 
     def _on_meet(self, first: messages.Meet | messages.RackMeet) -> None:

@@ -4,6 +4,7 @@ import logging
 import os
 import select
 import stat
+from collections import Counter
 from contextlib import suppress
 from typing import TextIO
 
@@ -18,6 +19,7 @@ class LogHandler(logging.Handler):
         super().__init__()
         self._stream = stream
         self._lost = 0
+        self.counts: Counter[str] = Counter()  # gets `log_lines_dropped`
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -27,7 +29,11 @@ class LogHandler(logging.Handler):
             return
         if self._lost:  # the last of them may have been written in part
             line = f"\n{line} (Before this, {self._lost} could not be written.)"
-        self._lost = 0 if write_line(self._stream, line) else self._lost + 1
+        if write_line(self._stream, line):
+            self._lost = 0
+        else:
+            self._lost += 1
+            self.counts["log_lines_dropped"] += 1
 
 
 def write_line(stream: TextIO | None, line: str) -> bool:

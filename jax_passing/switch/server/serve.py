@@ -8,7 +8,9 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from jax_passing.config import address_text
 from jax_passing.errors import ConfigError
@@ -25,8 +27,11 @@ from jax_passing.switch.data_planes.tofino import TofinoDataPlane
 from jax_passing.switch.server.control_server import ControlServer
 from jax_passing.switch.server.descriptors import connections_that_fit
 from jax_passing.switch.server.log_limit import LogLimit
-from jax_passing.switch.server.output import write_line
+from jax_passing.switch.server.output import LogHandler, write_line
 from jax_passing.switch.server.settings import SwitchSettings
+
+if TYPE_CHECKING:
+    from jax_passing.switch.status.metrics_server import MetricsServer
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -109,23 +114,47 @@ def _banner(settings: SwitchSettings, data_plane: DataPlane, address: str) -> st
     return "; ".join(parts)
 
 
+def _open_metrics(settings: SwitchSettings) -> socket.socket | None:
+    """Opens where metrics are told, if anywhere. Raises ConfigError."""
+    if settings.metrics is None:
+        return None
+    from jax_passing.metrics import exposition, http_server  # not every switch needs their libraries
+
+    exposition.check_installed()
+    return http_server.listen(*settings.metrics)
+
+
+async def _serve_metrics(listener: socket.socket, server: ControlServer) -> "MetricsServer":
+    from jax_passing.switch.status.metrics_server import MetricsServer
+
+    metrics = MetricsServer(server.plane.report)
+    await metrics.serve(listener)
+    log.info("metrics at http://%s/metrics, and /health", address_text(*listener.getsockname()[:2]))
+    return metrics
+
+
 async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
     on_listening: Callable[[str, Callable[[], dict[str, int]]], None],
+    counts: Counter[str] | None = None,
 ) -> dict[str, int]:
     """Serves until `stop` is set; returns counters. Calls `on_listening` once hosts may come: with "host:port", and
-    with what tells the counters so far."""
+    with what tells the counters so far. `counts`: others' counters, which are told with those of the switch."""
+    metrics = _open_metrics(settings)
     switch_key = keys.read_key(settings.key_file, keys.SWITCH)
     connections_max = connections_that_fit(has_parent=settings.parent is not None)
     listener, data_plane = _open(settings)
     with listener:
         try:
             log.info("%s", _banner(settings, data_plane, address_text(*listener.getsockname()[:2])))
-            server = ControlServer(data_plane, settings, switch_key, connections_max)
+            server = ControlServer(data_plane, settings, switch_key, connections_max, counts)
             await server.listen(listener)
+            told = None if metrics is None else await _serve_metrics(metrics, server)
             on_listening(address_text(*listener.getsockname()[:2]), lambda: {**server.stats(), **data_plane.stats()})
             await stop.wait()
+            if told is not None:
+                told.close()
             await server.shut_down()
             return {**server.stats(), **data_plane.stats()}
         finally:
@@ -136,9 +165,12 @@ def run(settings: SwitchSettings) -> None:
     """Serves until SIGTERM, SIGINT, or SIGHUP unless nohup ignores that. Prints where it listens first, counters so far
     at each SIGUSR1, and counters last."""
 
-    limit = LogLimit()
+    counts: Counter[str] = Counter()
+    limit = LogLimit(counts)
     for handler in logging.getLogger().handlers:
         handler.addFilter(limit)
+        if isinstance(handler, LogHandler):
+            handler.counts = counts
 
     async def until_signal() -> dict[str, int]:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -156,7 +188,7 @@ def run(settings: SwitchSettings) -> None:
             loop.call_later(LOG_PERIOD_S, tell_of_left_out)
 
         tell_of_left_out()
-        return await serve(settings, stop, listening)
+        return await serve(settings, stop, listening, counts)
 
     counters = asyncio.run(until_signal())
     limit.tell_all()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from jax_passing.config import LEASE_S, SWITCH_PREFIX, Address, Gbit, LeaseSeconds, Peer
+from jax_passing.config import LEASE_S, SWITCH_PREFIX, Address, Gbit, LeaseSeconds, Local, Peer
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import LANES_MAX, PORT
 from jax_passing.settings_parser import Sources, as_type, convert, gather, integer, one_of, parsed
@@ -60,6 +60,8 @@ class SwitchSettings:
     key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
     """Hosts must have their job's key, which is derived from the key in this file. All switches of a tree have
     the same one. None: anybody may join."""
+    metrics: Local | None = None
+    """Where the switch tells its metrics, and whether it admits jobs, by HTTP; None: nowhere."""
 
 
 def resolve(

@@ -41,7 +41,7 @@ class SumTimes {
   }
 
   const BySize& by_size() const { return by_size_; }
-  // How long at least one sum was under way.
+  // Returns for how long at least one sum was under way.
   int64_t busy_us(int64_t now_us) const { return busy_us_ + (under_way_ > 0 ? now_us - busy_since_us_ : 0); }
 
  private:

@@ -1,6 +1,7 @@
 """Lines that are left out, and that it is said."""
 
 import logging
+from collections import Counter
 
 import pytest
 
@@ -11,7 +12,7 @@ class Log:
     """A logger with the filter, on a clock of its own."""
 
     def __init__(self):
-        self.lines, self.now, self.limit = [], 1000.0, LogLimit()
+        self.lines, self.now, self.limit = [], 1000.0, LogLimit(Counter())
         self.logger = logging.Logger("jax_passing.switch.test")
         handler = logging.Handler()
         handler.emit = lambda record: self.lines.append(record.getMessage())

@@ -1,0 +1,118 @@
+"""A small server for a few pages that only read. It runs in an event loop beside more urgent things, so whatever a
+caller does is bounded in time and in memory, and each connection has one answer."""
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from jax_passing.config import address_text
+from jax_passing.errors import ConfigError
+
+log = logging.getLogger("jax_passing")
+
+CONNECTIONS_MAX = 16
+REQUEST_BYTES_MAX = 16 * 1024
+REQUEST_S = 10.0  # from the first byte of the question to the last one of the answer
+
+
+@dataclass(frozen=True)
+class Response:
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+    status: HTTPStatus = HTTPStatus.OK
+
+
+Route = Callable[[str], Awaitable[Response]]  # is given what the caller accepts
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a listening socket. Raises ConfigError."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server((str(address[0]), port), family=family)
+    except OSError as error:
+        why = os.strerror(error.errno or 0) if error.errno in errno.errorcode else error.strerror
+        raise ConfigError(
+            f"Can't tell metrics at {address_text(host, port)}: {why}. Give an address of this machine, and a port "
+            "of its own to each process (port 0 takes any that is free)."
+        ) from error
+
+
+class HttpServer:
+    """Answers GET and HEAD by `routes`, which have a path each."""
+
+    def __init__(self, routes: Mapping[str, Route]):
+        self._routes = dict(routes)
+        self._connections = 0
+        self._server: asyncio.Server | None = None
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Serves from now on, in this event loop. Takes the socket."""
+        self._server = await asyncio.start_server(self._on_connection, sock=listener, limit=REQUEST_BYTES_MAX)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._connections >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        self._connections += 1
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                writer.write(await self._answer(reader))
+                await writer.drain()
+        except (OSError, EOFError):  # it was too slow, or is gone
+            writer.transport.abort()
+        finally:
+            self._connections -= 1
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            request = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except asyncio.LimitOverrunError:
+            return _written(_problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), has_body=True)
+        first, *headers = request.split("\r\n")
+        method, _, rest = first.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method not in ("GET", "HEAD"):
+            return _written(_problem(HTTPStatus.METHOD_NOT_ALLOWED), has_body=True)
+        if (route := self._routes.get(path)) is None:
+            return _written(_problem(HTTPStatus.NOT_FOUND, ", ".join(self._routes)), has_body=method == "GET")
+        try:
+            response = await route(_value_of("accept", headers))
+        except Exception:  # a fault of ours: whoever asks hears of it, and all else goes on
+            log.exception("%s can't be told", path)
+            response = _problem(HTTPStatus.INTERNAL_SERVER_ERROR)
+        return _written(response, has_body=method == "GET")
+
+
+def _problem(status: HTTPStatus, more: str = "") -> Response:
+    return Response(f"{status.phrase}{': there is ' + more if more else ''}\n".encode(), status=status)
+
+
+def _value_of(name: str, headers: list[str]) -> str:
+    for header in headers:
+        key, _, value = header.partition(":")
+        if key.strip().lower() == name:
+            return value.strip()
+    return ""
+
+
+def _written(response: Response, *, has_body: bool) -> bytes:
+    lines = [
+        f"HTTP/1.1 {response.status.value} {response.status.phrase}",
+        f"Content-Type: {response.content_type}",
+        f"Content-Length: {len(response.body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + (response.body if has_body else b"")
