@@ -9,10 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jax_passing import config
+from jax_passing import config, launchers
 from jax_passing.config import address_text
 from jax_passing.doctor import apart, cuda_driver, gpu, kernel, route, software, switch, trial
-from jax_passing.doctor.findings import Finding, bad, good, left_out
+from jax_passing.doctor.findings import Finding, bad, good, left_out, warning
 from jax_passing.errors import ConfigError
 from jax_passing.for_jax.environment import cpu_devices
 from jax_passing.protocol import keys
@@ -35,7 +35,7 @@ def examine(arguments: dict[str, Any]) -> Iterator[Finding]:
     try:
         settings = config.settings_given(arguments)
         key = keys.read_key(settings.get("key_file"), keys.JOB)
-        yield good("settings", ", ".join(sorted(settings)) or "none")
+        yield _given(settings)
     except ConfigError as error:
         yield bad("settings", str(error), "Correct it (docs/operate/settings.md).")
         yield left_out("switch", "the settings have to be right first")
@@ -49,6 +49,26 @@ def tell_of_gpus(interface: str) -> None:
     """Tells the parent process of the GPUs. `interface`: which one leads to the switch; empty if that isn't known."""
     packages = software.installed(("jaxlib", *gpu.PLUGINS))
     apart.tell(gpu.findings(cuda_driver.Driver, ROOT, packages, _nccl_version, interface or None))
+
+
+def _given(settings: dict[str, Any]) -> Finding:
+    names = ", ".join(sorted(settings)) or "none"
+    if not (missing := _missing(settings)):
+        return good("settings", names)
+    variables = ", ".join(config.PREFIX + name.upper() for name in missing)
+    return warning(
+        "settings",
+        f"{names}, but no {', '.join(missing)}: jax_passing.init wants all of them",
+        f"Set {variables}, unless a launcher gives them to each process (docs/operate/clusters.md).",
+    )
+
+
+def _missing(given: dict[str, Any]) -> list[str]:
+    """Returns the settings that a host needs as well where a rank or a world size is given, and that aren't known."""
+    if not given.keys() & {"rank", "world_size"} or given.get("world_size") == 1:
+        return []
+    has_job = "job" in given or launchers.run_name(os.environ, given.get("rank", 0)) is not None
+    return [name for name in ("switch", "rank", "world_size") if name not in given] + ["job"] * (not has_job)
 
 
 def _kernel() -> Iterator[Finding]:

@@ -88,7 +88,7 @@ def test_settings_that_are_wrong(doctor, monkeypatch):
 def test_settings_that_contradict_each_other(doctor, monkeypatch, arguments):
     """The doctor says it in the words of init."""
     monkeypatch.setenv("JAX_PASSING_RANK", "7")
-    assert findings(0, doctor("--json").stdout)["settings"]["state"] == "good"  # the world size may still be found
+    assert findings(0, doctor("--json").stdout)["settings"]["state"] == "warning"  # the world size may still be found
     monkeypatch.setenv("JAX_PASSING_WORLD_SIZE", "2")
     ended = doctor("--json", *arguments)
     found = findings(ended.exit_code, ended.stdout)
@@ -97,6 +97,25 @@ def test_settings_that_contradict_each_other(doctor, monkeypatch, arguments):
         jax_passing.init(switch="127.0.0.1:1", job="job")
     assert found["settings"]["reason"] == str(raised.value)
     assert "Rank 7 (variable JAX_PASSING_RANK) isn't below the world size 2" in found["settings"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ({"WORLD_SIZE": "4"}, "switch, rank, job"),
+        ({"RANK": "1", "SWITCH": "127.0.0.1:1"}, "world_size, job"),
+        ({"RANK": "1", "WORLD_SIZE": "2", "SWITCH": "127.0.0.1:1", "JOB": "a"}, ""),
+        ({"WORLD_SIZE": "1"}, ""),
+        ({"SWITCH": "127.0.0.1:1"}, ""),  # on a machine where no host is started
+    ],
+)
+def test_settings_that_are_missing(doctor, monkeypatch, given, missing):
+    for name, value in given.items():
+        monkeypatch.setenv("JAX_PASSING_" + name, value)
+    told = {one["check"]: one for one in json.loads(doctor("--json").stdout)["findings"]}["settings"]
+    assert told["state"] == ("warning" if missing else "good")
+    assert (f"but no {missing}:" in told["reason"]) == bool(missing)
+    assert all("JAX_PASSING_" + name.upper() in told["remedy"] for name in missing.split(", ") if name)
 
 
 def test_without_a_switch(doctor):
