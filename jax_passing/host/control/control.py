@@ -5,11 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from jax_passing import _native
-from jax_passing.config import Settings
+from jax_passing.config import Settings, address_text
 from jax_passing.errors import Failure, JoinError, PassingError, names
 from jax_passing.host.control.joining import Joined, Joining, Rehearsing
 from jax_passing.host.control.loop import Loop
 from jax_passing.host.control.ranks import HostSet, Ranks
+from jax_passing.host.spinner import spinner
 from jax_passing.protocol import keys
 
 log = logging.getLogger("jax_passing")
@@ -44,9 +45,10 @@ class Control:
         """Joins an epoch, and lends its sums to this process's handlers; or says that it is to rehearse first. `step`,
         `lost` and `rehearses` are those of `Meeting.meet`. Raises what `Joining.join` tells."""
         try:
-            joined: Joined | Rehearsing = self.loop.wait(
-                lambda *outcomes: self._joining.join(step, lost, *outcomes, rehearses=rehearses)
-            )
+            with spinner(self._waits):
+                joined: Joined | Rehearsing = self.loop.wait(
+                    lambda *outcomes: self._joining.join(step, lost, *outcomes, rehearses=rehearses)
+                )
             if isinstance(joined, Rehearsing):
                 return joined
             _native.attach(
@@ -60,6 +62,12 @@ class Control:
             self.loop.call(self._joining.close)
             raise
         return joined
+
+    @property
+    def _waits(self) -> str:
+        settings = self._settings
+        where = ",".join(address_text(*address) for address in settings.switch or ())
+        return f"rank {settings.rank} of job {settings.job!r} waits for {settings.world_size - 1} others at {where}"
 
     def join_hosts(self, ranks: Ranks, hosts: Sequence[int]) -> _native.Transport:
         """Returns what sums over these hosts, which must include this one. Raises PassingError."""

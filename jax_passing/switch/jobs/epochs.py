@@ -1,6 +1,6 @@
 """A switch knows this of a job: its epoch, the members of that, and the ranks that each of them holds."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -114,6 +114,12 @@ def who(rank: int, host: str, started_as: int | None) -> str:
     return f"rank {rank} ({host}{started})"
 
 
+def listed(hosts: Mapping[int, str]) -> str:
+    """Names ranks for people as `hosts` does, by rank; or without their hosts, where that would be long."""
+    ranks = sorted(hosts)
+    return names(ranks) if len(ranks) > SHOWN_MAX else " and ".join(hosts[rank] for rank in ranks)
+
+
 @dataclass(eq=False)
 class Epoch:
     """An epoch is one incarnation of a job, from its first join to its end."""
@@ -157,9 +163,9 @@ class Epoch:
         """Names ranks for people. In an elastic session they know a host by its address and the rank that it was
         started with: "rank 2 (10.0.0.4, started as rank 3)"."""
         joined = self.joined()
-        if len(ranks) > SHOWN_MAX or not all(rank in joined and joined[rank].started_as is not None for rank in ranks):
+        if not all(rank in joined and joined[rank].started_as is not None for rank in ranks):
             return names(sorted(ranks))
-        return " and ".join(who(rank, joined[rank].host, joined[rank].started_as) for rank in sorted(ranks))
+        return listed({rank: who(rank, joined[rank].host, joined[rank].started_as) for rank in ranks})
 
     def workers(self) -> list[Member]:
         """Returns the members in the order of their bits in a slot's bitmap."""

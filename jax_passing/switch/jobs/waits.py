@@ -12,6 +12,7 @@ from jax_passing.switch.jobs.jobs import JobTable
 # A group is probed for 4.2 s at most, at all levels of a tree at the same time. A member that takes longer is stuck,
 # and the others' slots with it.
 PREPARE_S = 30.0
+HERE_SHOWN_MAX = 16  # hosts with their addresses
 PARENT_GRACE_S = 1.0  # the root keeps the join deadlines, and knows who is absent; for its answer
 
 
@@ -49,10 +50,21 @@ def whom_it_awaits(epoch: Epoch) -> str:
         here = names(sorted(epoch.joined())).capitalize()
         return (
             f"{here} of job {epoch.job.name!r} (world size {epoch.world_size}) came to this switch. Its parent, the "
-            f"switch at {uplink.name}, waits for the others."
+            f"switch at {uplink.name}, waits for the others. Here: {_who_is_here(epoch)}."
         )
     why = _why_not_started(epoch)
     return "All are here." if why is None else why("so far")[: messages.TEXT_MAX]
+
+
+def _who_is_here(epoch: Epoch) -> str:
+    """Lists ranks with their addresses, and the names of their machines: who knows these sees which one is missing."""
+    joined = sorted(epoch.joined().items())
+    shown = [
+        f"rank {rank} ({join.host}{f', {join.host_name}' if join.host_name else ''})"
+        for rank, join in joined[:HERE_SHOWN_MAX]
+    ]
+    more = [f"{len(joined) - HERE_SHOWN_MAX} more"] if len(joined) > HERE_SHOWN_MAX else []
+    return ", ".join([*shown, *more])
 
 
 def _why_not_started(epoch: Epoch) -> Callable[[str], str] | None:
@@ -72,6 +84,8 @@ def _why_not_started(epoch: Epoch) -> Callable[[str], str] | None:
             "Are those hosts running, with the same job name, and the same switches in the same order? Raise "
             "join_deadline_s if they start later."
         )
+    if here := _who_is_here(epoch):
+        advice = f"{advice} Here: {here}."
     if unlike := differences(epoch):
         advice = f"{advice} Besides: {unlike}"
     absent, gone = [rank for rank in epoch.absent() if rank not in epoch.gone], sorted(epoch.gone)

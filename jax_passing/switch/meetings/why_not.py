@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from jax_passing.errors import names
 from jax_passing.switch.jobs.epoch_states import EpochState
-from jax_passing.switch.jobs.epochs import Job
+from jax_passing.switch.jobs.epochs import Job, listed
 from jax_passing.switch.meetings.absence import away, unseen
 from jax_passing.switch.meetings.parties import parties_of
 from jax_passing.switch.meetings.seats import HostSeat
@@ -32,7 +32,7 @@ def why_not(job: Job | None, name: str, seats: list[HostSeat], met: Collection[s
         return "Nobody waits here any more."
     parties = parties_of(waiting, held)
     least = max(parties.least, parties.quorum)
-    here = names(sorted({seat.rank for seat in waiting}))
+    here = listed({seat.rank: seat.who for seat in waiting})
     absent = [seat.who for seat in away(seats, parties, held, set() if job is None else job.lost)]
     if count := unseen(seats, parties, held):
         absent.append(f"{count} of the hosts that ran")

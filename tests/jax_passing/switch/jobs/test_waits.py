@@ -61,6 +61,8 @@ async def test_who_asks_while_it_waits_hears_for_whom(tree, root, rack):
     assert below.startswith("Rank 0 of job 'a' (world size 3) came to this switch.")
     assert f"the switch at {root.name}, waits for the others" in below
     assert above.startswith("Rank 2 of job 'a' (world size 3) didn't join so far. Are those hosts running")
+    assert below.endswith("Here: rank 0 (127.0.0.1).")
+    assert above.endswith("Here: rank 0 (127.0.0.1), rank 1 (127.0.0.1).")
 
 
 class _Listening:
@@ -99,6 +101,13 @@ def test_all_who_wait_equally_long_hear_of_the_same_missing_ranks():
         waited = f"within the 1.0 s that rank {rank} waited"
         assert refused.message.startswith(f"Rank 5 of job 'a' (world size 6) didn't join {waited}.")
     assert not jobs.epochs()
+
+
+def test_of_many_that_are_here_some_are_shown_with_their_addresses():
+    epoch, _ = _waiting(JobTable(RecordingDataPlane(), StillOutside(), lease_s=1), range(1, 40), 41)
+    told = whom_it_awaits(epoch)
+    assert told.startswith("Ranks 0, 40 of job 'a' (world size 41) didn't join so far.")
+    assert told.endswith(", rank 16 (h), 23 more.")
 
 
 def _host(rank, join_deadline_s):

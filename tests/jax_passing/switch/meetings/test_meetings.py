@@ -128,9 +128,9 @@ async def test_a_state_of_another_time_doesnt_count(switch):
 async def test_too_few_hear_who_is_here(switch):
     host = await seat(switch, 1, 3, 2, deadline_s=0.2)
     host.send(messages.Query())
-    assert "Here is rank 1, and it needs 2 hosts" in (await host.receive()).trouble
+    assert "Here is rank 1 (127.0.0.1), and it needs 2 hosts" in (await host.receive()).trouble
     refusal = await host.refusal("TooFewHostsError")
-    assert "within the 0.2 s that rank 1 waited. Here is rank 1, and it needs 2 hosts" in refusal
+    assert "within the 0.2 s that rank 1 waited. Here is rank 1 (127.0.0.1), and it needs 2 hosts" in refusal
     assert "meetings" not in switch.plane.held()
 
 
