@@ -1,5 +1,6 @@
 """`jax-passing switch`: the switch, as a process."""
 
+import enum
 import logging
 import sys
 from pathlib import Path
@@ -7,13 +8,12 @@ from typing import Annotated
 
 import typer
 
+_NO_SETTINGS = ("config", "verbose", "quiet", "log_format")
 
-class PlainFormatter(logging.Formatter):
-    """Messages quote what strangers say: that must neither begin a line of its own nor move the terminal's cursor."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
-        record.message = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in record.message)
-        return super().formatMessage(record)
+class LogFormat(enum.StrEnum):
+    PLAIN = "plain"
+    JSON = "json"
 
 
 def switch(
@@ -95,15 +95,19 @@ def switch(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log each rank that joins or leaves, too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Log only what is wrong, not how jobs begin and end.")] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Write log entries as lines of text, or each as an object of JSON.")
+    ] = LogFormat.PLAIN,
 ) -> None:
     """Run a switch, which adds up what hosts send. SIGTERM ends it."""
-    arguments = {name: value for name, value in locals().items() if name not in ("config", "verbose", "quiet")}
-    from jax_passing.switch.server.output import LogHandler
+    arguments = {name: value for name, value in locals().items() if name not in _NO_SETTINGS}
+    from jax_passing.switch.server.output import JsonFormatter, LogHandler, PlainFormatter
     from jax_passing.switch.server.serve import run
     from jax_passing.switch.server.settings import resolve
 
     handler = LogHandler(sys.stderr)
-    handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
+    plain = PlainFormatter("%(asctime)s %(levelname)s %(message)s")
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else plain)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     if not quiet:
         logging.getLogger("jax_passing").setLevel(logging.DEBUG if verbose else logging.INFO)

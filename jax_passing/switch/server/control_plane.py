@@ -124,6 +124,10 @@ class ControlPlane:
         """Returns the key of a job; None if this switch has no key."""
         return None if self._switch_key is None else keys.job_key(self._switch_key, job_names.base(job))
 
+    def change_key(self, switch_key: bytes | None) -> None:
+        """Lets who joins from now on need another key. Those who are here stay: each epoch has keys of its own."""
+        self._switch_key = switch_key
+
     def admit(self, join: messages.Join | messages.RackJoin, connection: Connection) -> Member:
         """Makes a member of the caller, and lets it join its job. Raises RefusalError."""
         now = self.outside.now()

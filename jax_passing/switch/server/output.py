@@ -1,14 +1,39 @@
 """A switch prints and logs through here, and never waits for its readers: all jobs would wait, too."""
 
+import json
 import logging
 import os
 import select
 import stat
 from collections import Counter
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TextIO
 
 _PIECE_BYTES = 4096  # a pipe that takes anything takes these bytes at once
+
+
+class PlainFormatter(logging.Formatter):
+    """Messages quote what strangers say: that must neither begin a line of its own nor move the terminal's cursor."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
+        record.message = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in record.message)
+        return super().formatMessage(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """Makes each entry an object of JSON in a line of its own, for programs that collect logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        told = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told)
 
 
 class LogHandler(logging.Handler):
@@ -23,12 +48,15 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
+            if self._lost:
+                record.msg = f"{record.getMessage()} (Before this, {self._lost} could not be written.)"
+                record.args = ()
             line = self.format(record)
         except Exception:  # the statement that logs is wrong: no job ends for that
             self.handleError(record)
             return
         if self._lost:  # the last of them may have been written in part
-            line = f"\n{line} (Before this, {self._lost} could not be written.)"
+            line = "\n" + line
         if write_line(self._stream, line):
             self._lost = 0
         else:

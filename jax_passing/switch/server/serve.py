@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from jax_passing.config import address_text
 from jax_passing.errors import ConfigError
@@ -29,6 +29,7 @@ from jax_passing.switch.server.descriptors import connections_that_fit
 from jax_passing.switch.server.log_limit import LogLimit
 from jax_passing.switch.server.output import LogHandler, write_line
 from jax_passing.switch.server.settings import SwitchSettings
+from jax_passing.switch.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from jax_passing.switch.status.metrics_server import MetricsServer
@@ -114,6 +115,19 @@ def _banner(settings: SwitchSettings, data_plane: DataPlane, address: str) -> st
     return "; ".join(parts)
 
 
+class Running(NamedTuple):
+    """A switch runs at `address`, "host:port".
+
+    Attributes:
+      counters: tells those so far.
+      reload: reads the key file again. Raises ConfigError, and the key stays as it was.
+    """
+
+    address: str
+    counters: Callable[[], dict[str, int]]
+    reload: Callable[[], None]
+
+
 def _open_metrics(settings: SwitchSettings) -> socket.socket | None:
     """Opens where metrics are told, if anywhere. Raises ConfigError."""
     if settings.metrics is None:
@@ -136,22 +150,27 @@ async def _serve_metrics(listener: socket.socket, server: ControlServer) -> "Met
 async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
-    on_listening: Callable[[str, Callable[[], dict[str, int]]], None],
+    on_listening: Callable[[Running], None],
     counts: Counter[str] | None = None,
 ) -> dict[str, int]:
-    """Serves until `stop` is set; returns counters. Calls `on_listening` once hosts may come: with "host:port", and
-    with what tells the counters so far. `counts`: others' counters, which are told with those of the switch."""
+    """Serves until `stop` is set; returns counters. Calls `on_listening` once hosts may come. `counts`: others'
+    counters, which are told with those of the switch."""
     metrics = _open_metrics(settings)
     switch_key = keys.read_key(settings.key_file, keys.SWITCH)
     connections_max = connections_that_fit(has_parent=settings.parent is not None)
     listener, data_plane = _open(settings)
     with listener:
         try:
-            log.info("%s", _banner(settings, data_plane, address_text(*listener.getsockname()[:2])))
+            address = address_text(*listener.getsockname()[:2])
+            log.info("%s", _banner(settings, data_plane, address))
             server = ControlServer(data_plane, settings, switch_key, connections_max, counts)
             await server.listen(listener)
             told = None if metrics is None else await _serve_metrics(metrics, server)
-            on_listening(address_text(*listener.getsockname()[:2]), lambda: {**server.stats(), **data_plane.stats()})
+
+            def reload() -> None:
+                server.plane.change_key(keys.read_key(settings.key_file, keys.SWITCH))
+
+            on_listening(Running(address, lambda: {**server.stats(), **data_plane.stats()}, reload))
             await stop.wait()
             if told is not None:
                 told.close()
@@ -163,10 +182,10 @@ async def serve(
 
 def run(settings: SwitchSettings) -> None:
     """Serves until SIGTERM, SIGINT, or SIGHUP unless nohup ignores that. Prints where it listens first, counters so far
-    at each SIGUSR1, and counters last."""
+    at each SIGUSR1, and counters last. Reads its key file again at each SIGUSR2. Tells a supervisor how it is."""
 
     counts: Counter[str] = Counter()
-    limit = LogLimit(counts)
+    limit, supervisor = LogLimit(counts), Supervisor()
     for handler in logging.getLogger().handlers:
         handler.addFilter(limit)
         if isinstance(handler, LogHandler):
@@ -174,14 +193,34 @@ def run(settings: SwitchSettings) -> None:
 
     async def until_signal() -> dict[str, int]:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def end() -> None:
+            supervisor.ends()
+            stop.set()
+
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, stop.set)
-        loop.add_signal_handler(signal.SIGUSR1, lambda: None)  # else it is the end, before there is something to tell
+                loop.add_signal_handler(number, end)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(number, lambda: None)  # else it is the end, before there is something to tell
 
-        def listening(address: str, counters: Callable[[], dict[str, int]]) -> None:
-            loop.add_signal_handler(signal.SIGUSR1, lambda: _print_counters("so far", counters()))
-            _print(f"listening on {address}")
+        def listening(running: Running) -> None:
+            def reload() -> None:
+                supervisor.reloads()
+                _reload(running)
+                supervisor.serves(serves)
+
+            serves = f"listening on {running.address}"
+            loop.add_signal_handler(signal.SIGUSR1, lambda: _print_counters("so far", running.counters()))
+            loop.add_signal_handler(signal.SIGUSR2, reload)
+            _print(serves)
+            supervisor.serves(serves)
+            if supervisor.beat_s is not None:
+                beat(supervisor.beat_s)
+
+        def beat(every_s: float) -> None:
+            supervisor.lives()
+            loop.call_later(every_s, beat, every_s)
 
         def tell_of_left_out() -> None:
             limit.tell(time.time())
@@ -193,6 +232,15 @@ def run(settings: SwitchSettings) -> None:
     counters = asyncio.run(until_signal())
     limit.tell_all()
     _print_counters("shut down", counters)
+
+
+def _reload(running: Running) -> None:
+    try:
+        running.reload()
+    except ConfigError as error:
+        log.error("the key stays as it was: %s", error)
+    else:
+        log.info("the key was read again; other settings change with a restart")
 
 
 def _print_counters(when: str, counters: dict[str, int]) -> None:

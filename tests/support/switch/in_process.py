@@ -24,7 +24,7 @@ class SwitchThread(ServingThread):
         super().__init__()
 
     async def _serve(self):
-        self.counters = await serve(self._settings, self._stop, lambda address, _: self._on_listening(address))
+        self.counters = await serve(self._settings, self._stop, lambda running: self._on_listening(running.address))
 
 
 def settings_of(running, rank, world_size=2, **changes):
