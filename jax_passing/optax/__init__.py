@@ -10,6 +10,7 @@ except ModuleNotFoundError as error:
     ) from None
 
 from jax_passing.optax.agree import agree as agree
+from jax_passing.optax.all_reduce import all_reduce as all_reduce
 from jax_passing.optax.compressed_psum import compressed_psum as compressed_psum
 from jax_passing.optax.diloco import diloco as diloco
 from jax_passing.optax.diloco import shared_params as shared_params

@@ -13,7 +13,7 @@ import optax
 from jax_passing.errors import ConfigError, UnvaryingInputError
 
 _Update = TypeVar("_Update", bound=Callable[..., Any])
-_IN_CHAINS = ("compressed_psum", "powersgd")
+_IN_CHAINS = ("all_reduce", "compressed_psum", "powersgd")
 
 
 def check_count(function: str, name: str, value: object, lowest: int, meaning: str) -> None:
