@@ -17,6 +17,7 @@ from jax_passing._compat import jaxprs, patches, process
 from jax_passing.config import address_text, wire_dtype_was_wire
 from jax_passing.errors import ConfigError, UsageError
 from jax_passing.host import scope
+from jax_passing.host.reports import Reports
 from jax_passing.host.session import Session, current
 
 log = logging.getLogger("jax_passing")
@@ -162,6 +163,12 @@ def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
 
 
 def _session(settings: config.Settings, *, is_for_jax: bool = False) -> Session:
+    session = _with_metrics(settings, is_for_jax)
+    Reports(session)
+    return session
+
+
+def _with_metrics(settings: config.Settings, is_for_jax: bool) -> Session:
     """Opens a session, and tells its metrics if that is wanted: where it can't, before other hosts see this one."""
     if settings.metrics is None:
         return Session(settings, is_for_jax=is_for_jax)

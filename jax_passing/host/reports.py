@@ -1,0 +1,58 @@
+"""A session tells `jax.monitoring` every few seconds how its sums are doing.
+
+Listeners are users' code, which may take long, so a thread of its own calls them.
+"""
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from jax import monitoring
+
+if TYPE_CHECKING:
+    from jax_passing.host.session import Session
+    from jax_passing.host.stats import Stats
+
+log = logging.getLogger("jax_passing")
+
+PERIOD_S = 10.0
+END_S = 1.0  # a listener that hangs doesn't keep the session from ending
+GOODPUT = "/jax_passing/goodput_gbit"
+WAITING_SHARE = "/jax_passing/waiting_share"
+
+
+class Reports:
+    """These are of one session, until that ends. The last period may be shorter."""
+
+    def __init__(self, session: "Session", period_s: float = PERIOD_S):
+        self._session, self._period_s = session, period_s
+        self._is_over = threading.Event()
+        self._before = session.stats()
+        self._thread = threading.Thread(target=self._run, name="jax_passing-reports", daemon=True)
+        self._thread.start()
+        session.closers.append(self._end)
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            is_over = self._is_over.wait(self._period_s)
+            before, self._before = self._before, self._session.stats()
+            try:
+                self._report(before, self._before)
+            except Exception:  # a listener's: it ends no training
+                log.exception("a listener of jax.monitoring failed")
+
+    def _report(self, before: "Stats", after: "Stats") -> None:
+        """Tells of the time between the two, or since a `rejoin` in it, which counts from 0 again."""
+        if after["session_s"] < before["session_s"]:
+            before = {**before, "session_s": 0.0, "tensor_bytes": 0, "busy_us": 0}
+        took_s = after["session_s"] - before["session_s"]
+        busy_s = (after["busy_us"] - before["busy_us"]) / 1e6
+        bits = 8 * (after["tensor_bytes"] - before["tensor_bytes"])
+        labels: dict[str, str | int] = {"job": self._session.settings.job or "", "rank": self._session.rank}
+        monitoring.record_scalar(GOODPUT, bits / busy_s / 1e9 if busy_s else 0.0, **labels)
+        monitoring.record_scalar(WAITING_SHARE, min(1.0, busy_s / took_s) if took_s else 0.0, **labels)
+
+    def _end(self) -> None:
+        self._is_over.set()
+        self._thread.join(END_S)
