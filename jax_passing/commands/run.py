@@ -45,17 +45,26 @@ def run(
     module: Annotated[
         bool, typer.Option("-m", help="Take SCRIPT for the name of a module, as python -m does.")
     ] = False,
+    only_print: Annotated[
+        bool,
+        typer.Option("--print", help="Print the commands that would start the same hosts on a cluster, and end."),
+    ] = False,
 ) -> None:
     """Run a script on several hosts: processes of this machine, or of several machines.
 
-    Under Slurm, Open MPI or Kubernetes, start the script with their launcher instead: then ranks are found.
+    Under Slurm, Open MPI or Kubernetes, start the script with their launcher instead: then ranks are found. `--print`
+    says how.
     """
-    from jax_passing.commands.launch import launcher, starting
+    from jax_passing.commands.launch import elsewhere, launcher, starting
 
+    command = ["-m", script] if module else [script]
+    arguments = [*command, *(arguments or ())]
+    if only_print:
+        typer.echo(elsewhere.commands(arguments, hosts, devices_per_host, switch, for_jax))
+        return
     if not starting.machines_of(hosts)[1]:  # else it is looked for on other machines, whose files may differ
         _check_exists(script, module)
-    command = ["-m", script] if module else [script]
-    raise typer.Exit(launcher.run([*command, *(arguments or ())], hosts, devices_per_host, switch, restarts, for_jax))
+    raise typer.Exit(launcher.run(arguments, hosts, devices_per_host, switch, restarts, for_jax))
 
 
 def _check_exists(script: str, module: bool) -> None:
