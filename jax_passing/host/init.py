@@ -17,6 +17,7 @@ from jax_passing._compat import jaxprs, patches, process
 from jax_passing.config import address_text, wire_dtype_was_wire
 from jax_passing.errors import ConfigError, UsageError
 from jax_passing.host import scope
+from jax_passing.host.interrupts import Interrupts
 from jax_passing.host.reports import Reports
 from jax_passing.host.session import Session, current
 
@@ -164,6 +165,7 @@ def init_for_jax(check: Callable[[config.Settings], None]) -> Session:
 
 def _session(settings: config.Settings, *, is_for_jax: bool = False) -> Session:
     session = _with_metrics(settings, is_for_jax)
+    Interrupts(session)
     Reports(session)
     return session
 
