@@ -48,6 +48,7 @@ debian_packages() {
   local missing=() package
   if thorough; then
     wanted+=(spin libclang-rt-14-dev openmpi-bin tshark)
+    wanted+=(prometheus)  # whose own service isn't used, and may be disabled
     wanted+=(python3-simgrid)  # for Debian's Python; virtual environments of the same version find it, too
     wanted+=(bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   fi

@@ -50,10 +50,10 @@ def drain(
 
 def end(
     switch: Switch,
-    job: Annotated[str, typer.Argument(help="End the job of this name.", show_default=False)],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="End the job of this name.", show_default=False)],
     rank: Annotated[
         int | None,
-        typer.Option(help="Put only this rank out. An elastic job goes on without it.", show_default=False),
+        typer.Option(min=0, help="Put only this rank out. An elastic job goes on without it.", show_default=False),
     ] = None,
     reason: Why = "",
     key_file: KeyFile = None,
@@ -75,10 +75,17 @@ def _tell(
     one_is_enough: bool = False,
 ) -> int:
     """Tells all of them, and returns how many jobs are left. Raises the first problem, once all have been told."""
+    import msgspec
+
     from jax_passing import config
     from jax_passing.commands.operate.telling import tell
     from jax_passing.errors import ConfigError, PassingError
+    from jax_passing.protocol import control_messages as messages
 
+    try:
+        messages.decode_from_member(messages.encode(command))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"The switch wouldn't understand that: {error}.") from None
     try:
         addresses = config.parse_switches(switches)
     except ValueError as error:

@@ -1,6 +1,7 @@
 """An operator's command goes to a switch: by its socket on this machine, or over the network with a key."""
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,8 @@ def _on_this_machine(address: tuple[str, int]) -> socket.socket | None:
 def _say(connection: socket.socket, command: messages.Command) -> messages.FromSwitch:
     with connection, connection.makefile("rb") as answers:
         try:
-            connection.sendall(messages.encode(command))
+            with suppress(BrokenPipeError):  # it has refused this user already, and says so
+                connection.sendall(messages.encode(command))
             return messages.decode_from_switch(answers.readline(messages.LINE_BYTES_MAX))
         except (OSError, msgspec.DecodeError) as error:
             raise SwitchUnreachableError(f"The switch of this machine doesn't answer ({error}).") from None

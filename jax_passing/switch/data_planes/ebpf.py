@@ -139,10 +139,9 @@ class EbpfDataPlane:
 
         And ValueError if the slots leave the switch or overlap another job's, or if addresses aren't IPv4.
         """
-        if lost := [name for name, link in self._links.items() if link is None]:
+        if trouble := self.trouble():
             raise DataPlaneError(
-                f"the device was lost: no packets are taken from {', '.join(lost)}. Bring it back, or restart this "
-                "switch with others (--device)"
+                f"the device was lost: {trouble}. Bring it back, or restart this switch with others (--device)"
             )
         if job.parent is not None:
             raise ValueError("the eBPF data plane has no parent: let its hosts join the root of the tree")
@@ -209,8 +208,8 @@ class EbpfDataPlane:
         return ", and ".join(lost)
 
     def trouble(self) -> str:
-        gone = [name for name, link in self._links.items() if link is None]
-        return f"gone: {', '.join(gone)}" if gone else ""
+        lost = [name for name, link in self._links.items() if link is None]
+        return f"no packets are taken from {', '.join(lost)}" if lost else ""
 
     def overflows(self) -> Mapping[int, int]:
         return {}

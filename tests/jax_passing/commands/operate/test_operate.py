@@ -105,6 +105,13 @@ def test_where_no_switch_of_this_machine_is(run, address):
     assert f"No switch of this machine listens at {address}. Run this on the switch's machine" in problem
 
 
+def test_what_no_switch_would_understand(running, run):
+    problem, _ = run("end", running.address, "test", "--reason", "x" * 501)
+    assert "The switch wouldn't understand that: Expected `str` of length <= 500 - at `$.reason`." in problem
+    problem, _ = run("drain", "nowhere")
+    assert "'nowhere': expected HOST:PORT" in problem
+
+
 def test_a_switch_that_listens_anywhere_is_found_by_each_address(run):
     switch = SwitchThread(listen=("0.0.0.0", 0))
     port = switch.address.rpartition(":")[2]

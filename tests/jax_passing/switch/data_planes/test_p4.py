@@ -182,13 +182,16 @@ def test_an_outage(data_plane, device):
     device.verdicts = list(range(len(VERDICTS)))
     assert data_plane.stats()["answered"] == 16
     device.refuses_after = 0
+    assert data_plane.trouble() == ""
     assert data_plane.check() == "it is off"
     assert data_plane.check() == ""
+    assert data_plane.trouble() == "it is off"
     assert data_plane.stats()["answered"] == 16
     with pytest.raises(DeviceError, match="was lost: it is off"):
         data_plane.add_job(JOB)
     device.refuses_after = None
     assert data_plane.check() == ""
+    assert data_plane.trouble() == ""
     data_plane.add_job(JOB)
     assert data_plane.check() == ""
 

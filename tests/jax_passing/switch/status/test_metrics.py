@@ -131,6 +131,7 @@ def job(name, ranks, shard=0):
         "job": name,
         "shard": shard,
         "state": "running",
+        "for_s": 10.0,
         "world_size": ranks,
         "slots": 4,
         "chunks_waiting": 1,
@@ -150,6 +151,15 @@ def test_jobs_beyond_some_are_told_together(count):
     assert found["rank_contributions_total", ("(others)", "", "(others)", "(others)")] == 20 * others
     assert sum(name == "job_slots" for name, _ in found) == told.JOBS_MAX + 1
     assert sum(value for (name, _), value in found.items() if name == "job_bytes_total") == 50 * count
+
+
+def test_jobs_that_have_run_longest_have_labels_of_their_own():
+    forming = [{**job(f"forming {number}", 1), "state": "forming", "for_s": 100.0} for number in range(told.JOBS_MAX)]
+    document = {**EMPTY, "jobs": [*forming, {**job("new", 1), "for_s": 1.0}, job("old", 1)]}
+    found = found_in(document)
+    assert ("job_slots", ("old", "0")) in found
+    assert ("job_slots", ("new", "0")) in found
+    assert found["job_ranks", ("(others)", "")] == 2
 
 
 def test_ranks_beyond_some_are_told_together():

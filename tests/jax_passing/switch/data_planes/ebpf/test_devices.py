@@ -172,11 +172,12 @@ def test_jobs_are_refused_while_one_of_several_devices_is_gone(network, workers)
         plane.add_job(job_of(workers))
         rename("port1", "away1")
         assert plane.check() == "the network device port1 is gone"
+        assert plane.trouble() == "no packets are taken from port1"
         with pytest.raises(DataPlaneError, match="was lost: no packets are taken from port1. Bring it back"):
             plane.add_job(job_of(workers, epoch=4))
         plane.remove_job(7)
         rename("away1", "port1")
-        assert plane.check() == ""
+        assert plane.check() == plane.trouble() == ""
         plane.add_job(job_of(workers, epoch=4))
         plane.close()
 
