@@ -57,7 +57,8 @@ class Meetings:
         jobs.check_met = self._check_met
 
     def seat(self, job: str, connection: Connection, is_racks: bool) -> Seat:
-        """Makes a seat for the host at the other end, or seats for all hosts of the rack whose switch is there."""
+        """Makes a seat for the host at the other end, or seats for all hosts of the rack whose switch is there. Raises
+        RefusalError."""
         if is_racks:
             return SeatsOfRack(connection, partial(self._seat, job), self._refuse, self._seats_of_racks)
         return self._seat(job, connection, ())
@@ -65,6 +66,7 @@ class Meetings:
     def _seat(self, job: str, host: ToHost, path: tuple[str, ...]) -> Seat:
         """Makes a host's seat. `path`: the instances of the switches on its way. Raises RefusalError."""
         check_path(path, self._instance)
+        self._jobs.drain.check(job)
         if self._parent is not None:
             if job not in self._at_parent:
                 self._at_parent[job] = SeatsAtParent(

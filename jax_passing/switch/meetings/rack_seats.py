@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import msgspec
 
-from jax_passing.errors import JoinError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Connection
 from jax_passing.switch.jobs import quotas
@@ -54,7 +53,7 @@ class SeatsOfRack:
                     raise RefusalError(f"{count} hosts have seats here through switches at {host}, as many as may be.")
                 seat = self._new_seat(to_host, message.path)
             except RefusalError as refusal:
-                self._refuse(to_host, message.said.job, str(refusal), JoinError.__name__)
+                self._refuse(to_host, message.said.job, str(refusal), refusal.kind)
                 return
             self._counts[host] += 1
             self._seats[message.seat] = seat

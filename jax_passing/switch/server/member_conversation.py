@@ -269,6 +269,7 @@ class MemberConversation:
             raise msgspec.DecodeError("a seat is given up before there is any")
         try:
             self._check_key(said)
+            self._seat = self._plane.meetings.seat(said.job, self._connection, is_racks=first is not said)
         except RefusalError as refusal:
             self._plane.counts["joins_refused"] += 1
             self._turn_away(str(refusal), said.job, kind=refusal.kind, reason=refusal.reason)
@@ -276,7 +277,6 @@ class MemberConversation:
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
         self._job = said.job
-        self._seat = self._plane.meetings.seat(said.job, self._connection, is_racks=first is not said)
         self._expect_heartbeats(said.lease_s)
         self._seat.hear(first)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jax_passing
+from jax_passing.commands.operate.telling import tell
 from jax_passing.config import parse_switches
 from jax_passing.errors import (
     ConfigError,
@@ -18,11 +19,13 @@ from jax_passing.errors import (
     JoinError,
     NoSlotsError,
     ProgramMismatchError,
+    SwitchDrainingError,
     SwitchLostError,
     SwitchUnreachableError,
     UsageError,
 )
 from jax_passing.host import executions
+from jax_passing.protocol.control_messages import PROTOCOL_VERSION, Command
 from support.jax.sessions import total
 from support.switch.in_process import Guest, Member, SwitchThread, settings_of, until
 
@@ -80,6 +83,19 @@ def test_the_standby_where_the_switch_has_no_slots_left(running, standby):
         other.close()
     finally:
         small.stop()
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_the_standby_where_the_operator_drains_the_switch(running, standby, hosts):
+    drained = tell(parse_switches(running.address)[0], Command(PROTOCOL_VERSION, "drain"), None, None)
+    assert drained.jobs == 0
+    settings = [settings_of(running, rank, hosts, standby=parse_switches(standby.address)) for rank in range(hosts)]
+    with ThreadPoolExecutor(hosts) as pool:
+        assert [point for point, _ in pool.map(meet, settings, map(str, range(hosts)))] == [1] * hosts
+    with pytest.raises(SwitchDrainingError, match="This switch's operator drains it"):
+        jax_passing.init(running.address, rank=0, world_size=1)
+    with jax_passing.init(running.address, standby=standby.address, rank=0, world_size=1):
+        total(VALUES).block_until_ready()
 
 
 def test_all_hosts_go_where_all_can_be(running, standby, nobody):

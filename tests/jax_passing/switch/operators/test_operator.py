@@ -214,3 +214,12 @@ async def test_a_root_that_drains_refuses_hosts_through_their_racks(tree, root, 
     hosts = [await rack.join(0, 2), await other.join(1, 2)]
     for host in hosts:
         assert "drains it (new cables)" in await host.refusal(DRAINING)
+
+
+@in_tree(racks=1)
+async def test_new_jobs_dont_meet_at_a_switch_that_drains(tree, root, rack):
+    say(root, "drain")
+    for switch in (root, rack):
+        host = await seat(switch, 0, 2, 2, job="new")
+        assert "drains it: jobs that were here" in await host.refusal(DRAINING)
+    assert root.plane.meetings.by_job == {}
