@@ -226,6 +226,14 @@ def test_addresses(text, address):
     assert config.parse_address(text) == address
 
 
+def test_a_port_alone_is_of_this_machine():
+    assert config.parse_local("9471") == ("127.0.0.1", 9471)
+    assert config.parse_local("[::]:9471") == ("::", 9471)
+    for wrong in ("host", "123456", "a..b:1", ""):
+        with pytest.raises(ValueError, match="expected PORT, which only this machine reaches, or HOST:PORT"):
+            config.parse_local(wrong)
+
+
 @pytest.mark.parametrize("text", ["a..b:1", ".a:1", "a" * 64 + ":1"])
 def test_names_that_no_resolver_takes(text):
     with pytest.raises(ValueError, match="expected HOST:PORT"):

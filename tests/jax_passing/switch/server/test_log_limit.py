@@ -12,7 +12,8 @@ class Log:
     """A logger with the filter, on a clock of its own."""
 
     def __init__(self):
-        self.lines, self.now, self.limit = [], 1000.0, LogLimit(Counter())
+        self.lines, self.now, self.counts = [], 1000.0, Counter()
+        self.limit = LogLimit(self.counts)
         self.logger = logging.Logger("jax_passing.switch.test")
         handler = logging.Handler()
         handler.emit = lambda record: self.lines.append(record.getMessage())
@@ -47,6 +48,7 @@ def test_a_flood_leaves_a_line_a_second_which_says_how_many_are_missing(log):
         log.now += 0.001
     assert log.lines[:LINES] == [f"refused {number}" for number in range(LINES)]
     assert LINES + 9 <= len(log.lines) <= LINES + 10
+    assert log.counts["log_lines_dropped"] == 10_000 - len(log.lines)
     told = sum(int(line.partition("(")[2].split()[0]) for line in log.lines if "(" in line)
     assert "lines like this were left out.)" in log.lines[-1]
     log.limit.tell_all()
