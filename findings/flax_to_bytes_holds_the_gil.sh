@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # flax.serialization.to_bytes (and flax.training.checkpoints, which calls it) holds Python's lock (GIL) while msgpack
-# packs an array: with 256 MiB another thread of the process stands still for 0.6 to 4 s, and for 0.3 s or more in pickle.dumps.
-# numpy.save, safetensors' save_file, h5py and orbax let it run all the time, for the same bytes. So whoever says from a
-# thread of Python that its process lives is taken for dead while a checkpoint is written. Seen with flax 0.12.8 and
-# msgpack 1.2.4 (safetensors 0.8.0, numpy 2.4.6). A thread without Python speaks for jax_passing's hosts meanwhile.
+# packs an array: with 256 MiB another thread of the process stands still for 0.6 to 4 s, and in pickle.dumps for 0.3 s
+# or more. numpy.save, safetensors' save_file, h5py and orbax let it run all the time, for the same bytes. So whoever
+# says from a thread of Python that its process lives is taken for dead while a checkpoint is written. Seen with flax
+# 0.12.8 and msgpack 1.2.4 (safetensors 0.8.0, numpy 2.4.6). A thread without Python speaks for jax_passing's hosts.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
