@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 
+#include "ffi/flight_recorder.h"
 #include "ffi/naming/hash.h"
 #include "mpi/exchange.h"
 #include "mpi/failures.h"
@@ -77,6 +78,7 @@ struct Communicator::Gathering {
   // call 0 of execution 3 of program 1".
   std::string what;
   uint64_t number = 0;
+  std::optional<uint64_t> recorded;  // the starter's
   std::optional<Origin> origin;
   std::vector<Call> calls;  // by local device; of those that came
   std::vector<bool> came;
@@ -168,6 +170,7 @@ uint64_t Communicator::SiteOf(uint64_t number, const std::string& name, uint32_t
 void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
   const auto end = [shared = shared_, gathering](const Failure* failure) {
     const std::lock_guard lock(shared->mutex);
+    if (gathering->recorded) FlightRecorder::OfProcess().End(*gathering->recorded, failure);
     if (failure) gathering->failure = *failure;
     gathering->ended = true;
     shared->changed.notify_all();
@@ -179,6 +182,9 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
     const uint64_t site = SiteOf(gathering->number, NameOf(signature), origin.program);
     if (signature.count == 0) return end(nullptr);
     Work& work = gathering->work.emplace(WorkFor(gathering->calls, local_devices_, size(), host_count_));
+    work.spec.site_name = gathering->what;
+    const SumKey key{.site = site, .execution = origin.execution, .step = origin.step};
+    gathering->recorded = FlightRecorder::OfProcess().Start(key, work.spec, static_cast<uint32_t>(host_count_));
     if (!work.parts.empty()) {
       Hash tag;  // hosts that differ never meet
       for (const uint64_t each : {site, gathering->number, uint64_t{origin.execution}, uint64_t{origin.step}})
@@ -187,9 +193,8 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
       if (const auto failure = Exchange(server_, group_, own_host, work.parts, TagOf(tag), end)) Fail(*failure);
       return;
     }
-    work.spec.site_name = gathering->what;
     group_.collective->Start({
-        .key = {.site = site, .execution = origin.execution, .step = origin.step},
+        .key = key,
         .spec = std::make_shared<SumSpec>(work.spec),
         .inputs = work.inputs,
         .outputs = work.outputs,

@@ -8,6 +8,7 @@ namespace passing {
 
 void BindFfi(nanobind::module_& m);
 void BindMpi(nanobind::module_& m);
+void BindRecorder(nanobind::module_& m);
 void BindSocket(nanobind::module_& m);
 void BindTransport(nanobind::module_& m);
 void BindSwitch(nanobind::module_& m);

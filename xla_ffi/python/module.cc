@@ -21,6 +21,7 @@ NB_MODULE(_native, m) {
   passing::BindSocket(m);
   passing::BindTransport(m);
   passing::BindMpi(m);
+  passing::BindRecorder(m);
   passing::BindSwitch(m);
   passing::BindSlotPool(m);
 }

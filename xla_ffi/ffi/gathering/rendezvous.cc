@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "ffi/flight_recorder.h"
 #include "net/clock.h"
 
 namespace passing {
@@ -40,6 +41,7 @@ bool Rendezvous::Attach(Attachment attachment) {
   attachment_ = std::move(attachment);
   names_.emplace(*attachment_->collective, attachment_->first_device_id);
   ++attachment_number_;
+  FlightRecorder::OfProcess().BeginSession();
   had_once_.clear();
   watch_ = std::thread(&Rendezvous::Watch, this);
   return true;
@@ -159,6 +161,17 @@ std::optional<Rendezvous::Attached> Rendezvous::attached() {
                   .world_size = attachment_->collective->world_size()};
 }
 
+std::vector<Rendezvous::OpenGathering> Rendezvous::open() {
+  std::vector<OpenGathering> found;
+  std::lock_guard lock(mutex_);
+  for (const auto& [hash, alike] : open_) {
+    for (const auto& each : alike) {
+      found.push_back({each->site->spec->site_name, each->calls.size(), each->site->call_count(), each->opened_us});
+    }
+  }
+  return found;
+}
+
 void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key) {
   auto made = MakeSum(gathering, key);
   if (const auto* failure = std::get_if<Failure>(&made)) {
@@ -170,7 +183,12 @@ void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const Sum
     if (call.started) pool_.Run(std::exchange(call.started, nullptr));
   }
   Sum& sum = std::get<Sum>(made);
-  sum.done = [this, gathering](const Failure* failure) { Finish(pool_, gathering, failure); };
+  const uint64_t recorded =
+      FlightRecorder::OfProcess().Start(key, *sum.spec, gathering->collective->world_size(), gathering->opened_us);
+  sum.done = [this, gathering, recorded](const Failure* failure) {
+    FlightRecorder::OfProcess().End(recorded, failure);
+    Finish(pool_, gathering, failure);
+  };
   if (const auto& staged = gathering->calls.front().staged) {
     staged->Start(gathering, std::move(sum));
   } else {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
@@ -64,6 +65,15 @@ class Rendezvous {
     uint32_t world_size = 0;  // hosts
   };
   std::optional<Attached> attached();
+
+  // Describes a sum to which devices of this host are still to come.
+  struct OpenGathering {
+    std::string site_name;
+    size_t calls = 0;       // those that came
+    size_t call_count = 0;  // those that there are
+    int64_t opened_us = 0;
+  };
+  std::vector<OpenGathering> open();
 
   CompletionPool& pool() { return pool_; }
   // Sums whose calls ended when they had started. They end with the attachment.

@@ -59,6 +59,7 @@ inline uint32_t MaxRanksOf(WireDtype wire_dtype) {
 
 // Parses "float32" and so on, as NumPy and JAX name dtypes.
 std::optional<DType> ParseDType(std::string_view name);
+std::string_view NameOf(DType dtype);
 
 inline size_t SizeOf(DType dtype) {
   constexpr uint8_t kBytes[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 4, 4};
