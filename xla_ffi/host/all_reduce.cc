@@ -29,7 +29,8 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
       broadcast_(std::move(broadcast)),
       order_(packets_.sharding().window(), job.first_position),
       log_(last_exponents_, packets_.rank()),
-      window_(packets_.sharding()) {
+      window_(packets_.sharding()),
+      checks_nans_(job.check_nans) {
   assert(drivers_.size() == job.shards.size());
   window_.Advance(job.first_position);
 }
@@ -173,10 +174,23 @@ void AllReduce::SendNew(int64_t now_us) {
 
 void AllReduce::SendChunk(const PlacedSegment& placed, uint32_t chunk) {
   Driver& driver = *drivers_[packets_.sharding().ShardOf(placed.PositionOf(chunk))];
-  const size_t bytes = packets_.Write(placed, chunk, driver.Reserve());
+  uint8_t* const packet = driver.Reserve();
+  const size_t bytes = packets_.Write(placed, chunk, packet);
+  if (checks_nans_) CheckOwn(placed, chunk, wire::FlagsOf(packet));
   driver.Commit(bytes);
   ++stats_.packets_sent;
   stats_.bytes_sent += bytes;
+}
+
+// Elements that aren't finite have set flags, but for those whose bits are moved.
+void AllReduce::CheckOwn(const PlacedSegment& placed, uint32_t chunk, uint8_t flags) {
+  const Segment& segment = placed.segment();
+  if (segment.CarriesExponents(chunk)) return;
+  const std::span<const int32_t> exponents = placed.exponents.Sending(segment, chunk);
+  const bool is_moved = std::find(exponents.begin(), exponents.end(), kMovedBits) != exponents.end();
+  if (flags == 0 && !is_moved) return;
+  first_non_finite_ = placed.sum->FirstNonFinite(segment, chunk, exponents, /*of_results=*/false);
+  if (first_non_finite_) checks_nans_ = false;
 }
 
 // ---------------------------------------------------------------- receiving
@@ -249,8 +263,14 @@ void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8
 }
 
 void AllReduce::TakeData(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t flags) {
-  placed.sum->Decode(placed.segment(), chunk, placed.exponents.of_data(), lanes, flags);
+  const std::span<const int32_t> exponents = placed.exponents.of_data();
+  placed.sum->Decode(placed.segment(), chunk, exponents, lanes, flags);
   stats_.flagged_chunks += flags != 0;
+  if (!checks_nans_) return;
+  const bool is_moved = std::find(exponents.begin(), exponents.end(), kMovedBits) != exponents.end();
+  const bool is_finite =
+      flags == 0 && !(is_moved && placed.sum->FirstNonFinite(placed.segment(), chunk, exponents, /*of_results=*/true));
+  checks_nans_ = is_finite;
 }
 
 // If somebody sent it in the switch's name, the switch's own result comes as well, sooner or later. But if the switch

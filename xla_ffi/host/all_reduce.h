@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "host/job_config.h"
@@ -86,6 +87,12 @@ class AllReduce {
   // When OnTimer is due: 0 if at once, INT64_MAX if nothing waits.
   int64_t next_timer_us() const;
 
+  // Returns this rank's first element that isn't finite, once, where job.check_nans asks for it. None if a result that
+  // isn't came before: this rank may have made its own from that.
+  std::optional<NonFinite> TakeNonFinite() {
+    return first_non_finite_ ? std::exchange(first_non_finite_, std::nullopt) : std::nullopt;
+  }
+
   // Calls `done` of every sum with `failure`; nothing is sent or received from then on.
   void Fail(const Failure& failure);
 
@@ -110,6 +117,7 @@ class AllReduce {
 
   // Receiving.
   void TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes);
+  void CheckOwn(const PlacedSegment& placed, uint32_t chunk, uint8_t flags);
   void TakeData(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t flags);
   void OnWrongSum(const PlacedSegment& placed, uint64_t position);
   void Retire();
@@ -128,6 +136,8 @@ class AllReduce {
   std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them
   std::string announcement_;
   bool dirty_ = false;  // something happened that OnTimer may act on
+  bool checks_nans_;    // until one was seen
+  std::optional<NonFinite> first_non_finite_;
   std::optional<Failure> failure_;
   AllReduceStats stats_;
   SumTimes times_;

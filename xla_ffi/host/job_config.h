@@ -33,6 +33,7 @@ struct JobConfig {
   uint32_t lanes_per_chunk = wire::kMaxLanes;
   std::optional<SumCheck::Key> check_key{};  // only hosts know it; without it, sums aren't checked
   uint64_t seed = 0;                         // of the rounding on narrow wires
+  bool check_nans = false;                   // tell where this rank brings the first element that isn't finite
   uint64_t first_position = 0;               // alike on all ranks; tests begin right before the sequence wraps
 };
 

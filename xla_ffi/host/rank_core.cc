@@ -49,6 +49,7 @@ bool RankCore::OnPacket(uint32_t shard, std::span<const uint8_t> packet, bool by
 
 void RankCore::OnTimer(int64_t now_us) {
   if (now_us >= sums_.next_timer_us()) sums_.OnTimer(now_us);
+  if (auto found = sums_.TakeNonFinite()) on_event_(*std::move(found));
   CheckStall(now_us);
 }
 

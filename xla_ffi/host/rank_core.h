@@ -46,7 +46,8 @@ struct GroupLost {
 
 // A ProgramInfo asks to compare the program with those of the other ranks; it is whoever runs the core that sends it. A
 // Failure tells why the job can't go on, and asks to tell the switch.
-using RankEvent = std::variant<OrderMessage, ProgramInfo, Stalled, GroupLost, Failure>;
+// NonFinite tells which element of this rank made sums not finite.
+using RankEvent = std::variant<OrderMessage, ProgramInfo, Stalled, GroupLost, NonFinite, Failure>;
 
 class RankCore {
  public:

@@ -43,14 +43,15 @@ std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Fail
 
 void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, const std::string& job, uint16_t rank,
                    uint32_t world_size, uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s,
-                   double deadline_s, const std::optional<nb::bytes>& check_key, uint64_t seed) {
+                   double deadline_s, const std::optional<nb::bytes>& check_key, uint64_t seed, bool check_nans) {
   RankOptions options{.job = {.name = job,
                               .rank = rank,
                               .world_size = world_size,
                               .shards = {},
                               .slots_per_shard = slots_per_shard,
                               .lanes_per_chunk = lanes_per_chunk,
-                              .seed = seed},
+                              .seed = seed,
+                              .check_nans = check_nans},
                       .warn_s = warn_s,
                       .deadline_s = deadline_s};
   if (check_key) {
@@ -99,6 +100,14 @@ void BindEvents(nb::module_& m) {
       .def_prop_ro("payload", [](const OrderMessage& self) { return nb::bytes(self.bytes.data(), self.bytes.size()); });
   nb::class_<Stalled>(m, "Stalled").def_ro("stall", &Stalled::stall).def_ro("stalled_s", &Stalled::stalled_s);
   nb::class_<GroupLost>(m, "GroupLost").def_ro("shard", &GroupLost::shard);
+  nb::class_<NonFinite>(m, "NonFinite")
+      .def_prop_ro("site_name", [](const NonFinite& self) { return self.spec->site_name; })
+      .def_prop_ro("identity", [](const NonFinite& self) { return self.spec->identity; })
+      .def_prop_ro("execution", [](const NonFinite& self) { return self.key.execution; })
+      .def_prop_ro("step", [](const NonFinite& self) { return self.key.step; })
+      .def_ro("leaf", &NonFinite::leaf)
+      .def_ro("element", &NonFinite::element)
+      .def_ro("what", &NonFinite::what);
   nb::class_<Failure>(m, "Failure").def_ro("kind", &Failure::kind).def_ro("message", &Failure::message);
 }
 
@@ -128,7 +137,8 @@ void BindTransport(nb::module_& m) {
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<SharedTransport>(m, "Transport")
       .def("__init__", MakeTransport, "shards"_a, nb::kw_only(), "job"_a, "rank"_a, "world_size"_a, "slots_per_shard"_a,
-           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a, "check_key"_a.none() = nb::none(), "seed"_a = 0)
+           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a, "check_key"_a.none() = nb::none(), "seed"_a = 0,
+           "check_nans"_a = false)
       .def("deliver_order_message",
            [](SharedTransport& self, nb::bytes message) {
              self->DeliverOrderMessage(std::string(message.c_str(), message.size()));

@@ -94,17 +94,19 @@ void AddJob(
 }
 
 // `shards`: socket, job, epoch, first slot, worker, whole lanes and keys at each switch.
-uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
-                 const std::vector<std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t,
-                                              std::optional<MemberKeyBytes>>>& shards,
-                 uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
-                 uint64_t first_position, uint32_t incarnation, double warn_s, double deadline_s, uint64_t seed) {
+uint32_t AddHost(
+    Packets& self, uint16_t rank, uint32_t world_size,
+    const std::vector<
+        std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t, std::optional<MemberKeyBytes>>>& shards,
+    uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
+    uint64_t first_position, uint32_t incarnation, double warn_s, double deadline_s, uint64_t seed, bool check_nans) {
   RankOptions options{.job = {.rank = rank,
                               .world_size = world_size,
                               .shards = {},
                               .slots_per_shard = slots_per_shard,
                               .lanes_per_chunk = lanes_per_chunk,
                               .seed = seed,
+                              .check_nans = check_nans,
                               .first_position = first_position},
                       .warn_s = warn_s,
                       .deadline_s = deadline_s};
@@ -220,7 +222,7 @@ NB_MODULE(_simulation, m) {
           "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a)
       .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,
            "lanes_per_chunk"_a, "check_key"_a.none(), "first_position"_a, "incarnation"_a, "warn_s"_a, "deadline_s"_a,
-           "seed"_a)
+           "seed"_a, "check_nans"_a)
       .def("execute", &Packets::Execute, "host"_a, "execution"_a, "sites"_a, "spread_us"_a)
       .def(
           "order_message",

@@ -55,6 +55,10 @@ void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t c
   });
 }
 
+const char* NameOfClass(uint32_t element_class) {
+  return element_class == kNaNClass ? "NaN" : element_class == kPosInfClass ? "inf" : "-inf";
+}
+
 void MarkClasses(DType dtype, std::span<const uint32_t> classes, void* output) {
   WithFormat(dtype, [&]<typename Format>(Format) {
     if constexpr (std::is_floating_point_v<typename Format::Wide>) {

@@ -17,6 +17,9 @@ namespace passing {
 // lane an element, in host order.
 void ClassifyElements(DType dtype, std::span<const void* const> inputs, size_t count, uint32_t* classes);
 
+// "NaN", "inf" or "-inf"; of an element that isn't finite.
+const char* NameOfClass(uint32_t element_class);
+
 // MarkClasses keeps classes in the elements themselves, from DecodeLanes to ApplyClasses: an element that isn't finite
 // becomes a NaN with its class as payload, which ReadClasses reads. No decoded sum is NaN.
 void MarkClasses(DType dtype, std::span<const uint32_t> classes, void* output);

@@ -56,6 +56,15 @@ struct Sum {
   size_t device_count() const { return inputs.size() / spec->leaf_elements.size(); }
 };
 
+// The first element of a rank that isn't finite, before any result wasn't.
+struct NonFinite {
+  std::shared_ptr<const SumSpec> spec;
+  SumKey key;
+  uint32_t leaf = 0;
+  uint64_t element = 0;  // in the leaf
+  std::string what{};    // "NaN", "inf" or "-inf"
+};
+
 // A program on one set of devices. The hosts compare these before they sum.
 struct ProgramInfo {
   std::string name;                     // module name and device count

@@ -6,6 +6,7 @@
 #include <cassert>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -63,6 +64,12 @@ class SumPass {
   // Takes the sum of a data chunk over all hosts; it may overwrite this host's input.
   virtual void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, const uint8_t* lanes,
                       uint8_t flags) = 0;
+  // Finds the first element of a data chunk that isn't finite: of this host's, before Decode. Of results, after it,
+  // only those are looked at whose bits were moved: others set flags.
+  virtual std::optional<NonFinite> FirstNonFinite(const Segment&, uint32_t /*chunk*/, std::span<const int32_t>,
+                                                  bool /*of_results*/) const {
+    return std::nullopt;
+  }
   // Counts that a placed segment has all its results. Returns whether it was the last one of this pass.
   bool OnSegmentDone(uint32_t segment) {
     assert(segments_done_ < segments_placed_);

@@ -177,6 +177,33 @@ void ElementPass::NoteMoved(uint64_t block) {
   moved_[block] = true;
 }
 
+std::optional<NonFinite> ElementPass::FirstNonFinite(const Segment& segment, uint32_t chunk,
+                                                     std::span<const int32_t> exponents, bool of_results) const {
+  std::optional<NonFinite> found;
+  const DType dtype = spec().dtype;
+  if (!IsFloat(dtype) || (of_results && Widened(dtype) == dtype && Narrowed(dtype) != dtype)) return found;
+  const ChunkRange range = plan().DataRange(segment, chunk);
+  plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
+    if (found || (of_results && exponents[run.block - segment.first_block] != kMovedBits)) return;
+    Classes classes;
+    if (of_results) {
+      const void* const result = buffers()->OutputsAt(run)[0];
+      ClassifyElements(dtype, {&result, 1}, run.count, classes.data());
+    } else {
+      ClassifyElements(dtype, buffers()->InputsAt(run), run.count, classes.data());
+    }
+    const auto* const first =
+        std::find_if(classes.data(), classes.data() + run.count, [](uint32_t c) { return c != 0; });
+    if (first == classes.data() + run.count) return;
+    found = NonFinite{.spec = buffers()->sum().spec,
+                      .key = key(),
+                      .leaf = run.leaf,
+                      .element = run.first + static_cast<uint64_t>(first - classes.data()),
+                      .what = NameOfClass(*first)};
+  });
+  return found;
+}
+
 // Merges stretches that touch: an entry for each chunk would grow with the sum.
 void ElementPass::Flag(const ChunkRange& range) {
   uint64_t first = range.first, end = range.first + range.count;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,6 +33,8 @@ class ElementPass : public SumPass {
                  uint8_t* lanes) const override;
   void Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents, const uint8_t* lanes,
               uint8_t flags) override;
+  std::optional<NonFinite> FirstNonFinite(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
+                                          bool of_results) const override;
   std::unique_ptr<SumPass> NextPass(const PlanLimits& limits) const override;
 
  protected:

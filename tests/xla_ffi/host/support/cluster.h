@@ -28,6 +28,7 @@ struct ClusterOptions {
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
   std::optional<SumCheck::Key> check_key{};
+  bool check_nans = false;
   bool plain = false;   // all elements are finite, and there when their sum starts
   double warn_s = 0.2;  // of a stall, which no deadline ends
 };
@@ -44,7 +45,8 @@ class Cluster {
         packets_(seed, options.faults, options.faults, /*strangers=*/{}, options.plain),
         order_arrival_us_(options.world_size),
         stalls_(options.world_size),
-        failures_(options.world_size) {
+        failures_(options.world_size),
+        non_finite_(options.world_size) {
     for (uint32_t shard = 0; shard < options.shard_count; ++shard) AddShard(shard);
     for (uint32_t rank = 0; rank < options.world_size; ++rank) AddRank(rank);
   }
@@ -65,6 +67,8 @@ class Cluster {
   // The last stall that the rank reported, and why it can't go on.
   const std::optional<Stall>& stall(uint32_t rank) const { return stalls_[rank]; }
   const std::optional<Failure>& failure(uint32_t rank) const { return failures_[rank]; }
+  // Elements that weren't finite, as it told.
+  const std::vector<NonFinite>& non_finite(uint32_t rank) const { return non_finite_[rank]; }
 
   // The rank takes nothing and sends nothing for so long.
   void Pause(uint32_t rank, int64_t pause_us) { packets_.Pause(MachineOf(rank), now_us() + pause_us); }
@@ -184,6 +188,7 @@ class Cluster {
                                 .slots_per_shard = options_.slot_count,
                                 .lanes_per_chunk = options_.lanes_per_chunk,
                                 .check_key = options_.check_key,
+                                .check_nans = options_.check_nans,
                                 .first_position = options_.first_position},
                         .warn_s = options_.warn_s,
                         .deadline_s = 1e6};
@@ -208,6 +213,7 @@ class Cluster {
     const uint32_t rank = rank_of_.at(event.who);
     if (auto* stalled = std::get_if<Stalled>(of_rank)) stalls_[rank] = std::move(stalled->stall);
     if (auto* failure = std::get_if<Failure>(of_rank)) failures_[rank] = std::move(*failure);
+    if (auto* found = std::get_if<NonFinite>(of_rank)) non_finite_[rank].push_back(std::move(*found));
     if (const auto* order = std::get_if<OrderMessage>(of_rank)) {
       for (uint32_t to = 1; to < options_.world_size; ++to) Relay(to, order->bytes);
     }
@@ -230,6 +236,7 @@ class Cluster {
   std::vector<int64_t> order_arrival_us_;
   std::vector<std::optional<Stall>> stalls_;
   std::vector<std::optional<Failure>> failures_;
+  std::vector<std::vector<NonFinite>> non_finite_;
   std::map<std::pair<uint32_t, uint32_t>, int64_t> done_us_;
   uint32_t executions_ = 0;
 };
