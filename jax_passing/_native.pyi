@@ -65,6 +65,18 @@ class GroupLost:
     shard: int
 
 @final
+class NonFinite:
+    """This rank's first element that isn't finite, before any result wasn't."""
+
+    site_name: str
+    identity: str  # of the sum; "" if it has none
+    execution: int
+    step: int
+    leaf: int
+    element: int  # in the leaf
+    what: str  # "NaN", "inf" or "-inf"
+
+@final
 class Failure:
     kind: str  # name of an exception in jax_passing.errors
     message: str
@@ -107,15 +119,18 @@ class Transport:
         deadline_s: float,
         check_key: bytes | None = None,
         seed: int = 0,
+        check_nans: bool = False,
     ) -> None:
-        """`check_key`: of CHECK_KEY_BYTES in protocol/keys.py, if sums are checked. `seed`: of random rounding. Raises
-        ValueError."""
+        """`check_key`: of CHECK_KEY_BYTES in protocol/keys.py, if sums are checked. `seed`: of random rounding.
+        `check_nans`: a NonFinite is told. Raises ValueError."""
 
     def deliver_order_message(self, message: bytes) -> None: ...
     def note_stall(self, note: str) -> None: ...
     def fail(self, kind: str, message: str) -> None: ...
     def failure(self) -> tuple[str, str] | None: ...
-    def wait_event(self, timeout_s: float) -> OrderMessage | ProgramInfo | Stalled | GroupLost | Failure | None:
+    def wait_event(
+        self, timeout_s: float
+    ) -> OrderMessage | ProgramInfo | Stalled | GroupLost | NonFinite | Failure | None:
         """The next thing that it asks of its session: xla_ffi/host/rank_core.h. Releases the GIL."""
 
     def drain(self, timeout_s: float) -> bool: ...  # releases the GIL
@@ -172,6 +187,46 @@ def detach() -> None:
 
 def unfinished_handles() -> dict[str, int]:
     """Counts the handles of sums that aren't finished, by the name of the sum."""
+
+@final
+class RecordedSum:
+    """A sum of the last session. Times are those of `monotonic_us`."""
+
+    number: int  # among the sums of this process
+    site: int
+    execution: int
+    step: int
+    site_name: str  # cut where it is long
+    state: str  # "started", "completed" or "failed"
+    dtype: str
+    op: str  # "sum" or "max"
+    bytes: int  # of one device's elements
+    elements: int
+    world_size: int
+    scheduled_us: int  # when the first device came
+    started_us: int  # when all had come
+    ended_us: int  # 0: it hasn't
+
+def recorded_sums() -> list[RecordedSum]:
+    """Returns the last 4,096 at most, the oldest first."""
+
+@final
+class OpenGathering:
+    """A sum to which devices of this host are still to come."""
+
+    site_name: str
+    calls: int  # that came
+    call_count: int  # that there are
+    opened_us: int
+
+def open_gatherings() -> list[OpenGathering]: ...
+def monotonic_us() -> int: ...
+def watch_signal(number: int) -> int | None:
+    """Returns a descriptor that the signal makes readable, the same for all signals; None if the process handles or
+    ignores it already."""
+
+def unwatch_signals() -> None:
+    """Signals that are watched do nothing from now on."""
 
 def forget_in_child() -> None:
     """In a process that was forked: calls of handlers fail with PassingError from now on. Waits for nothing."""

@@ -204,6 +204,8 @@ class Settings:
     switch can't check packets' tags."""
     check_equal: Annotated[bool, Meta(description="true or false")] = True
     """Hosts compare the values that their programs take for equal, such as parameters, where these first come."""
+    check_nans: Annotated[bool, Meta(description="true or false")] = False
+    """NaN and infinities that a host brings into a sum fail the session, by name."""
     axis_name: Annotated[tuple[str, ...], parsed(axis_names)] = ()
     """The axes of local meshes, pmap or vmap that continue over the hosts."""
     world_size_min: Annotated[int, integer(1, RANKS_MAX)] | None = None
@@ -216,6 +218,8 @@ class Settings:
     """A host that is silent for so long is lost to its switch, and a silent switch to the host; None: `lease`."""
     metrics: Local | None = None
     """Where this host tells its metrics by HTTP; None: nowhere."""
+    record_folder: Annotated[Path, parsed(_file, "the name of a folder")] | None = None
+    """Where flight records are written; None: to one in the system's folder for temporary files."""
 
     @property
     def lease(self) -> float:

@@ -83,6 +83,11 @@ class EndedByOperatorError(PassingError):
     """A switch's operator, or who has the job's key, ended the job, or put this host out of it."""
 
 
+class NonFiniteError(PassingError):
+    """A host brought NaN or an infinity into a sum of a session with `check_nans`. The message names the host, the leaf
+    and the source line."""
+
+
 class ProgramMismatchError(PassingError):
     """Hosts run programs whose sums differ, which all hosts hear at once; or hold different bits in what their program
     takes for equal, such as parameters; or executions or devices of one host meet in a sum although they don't belong

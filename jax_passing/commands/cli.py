@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import jax_passing
-from jax_passing.commands import conformance, doctor, key, plan, run, simulate, switch
+from jax_passing.commands import conformance, doctor, key, plan, run, simulate, switch, why
 from jax_passing.commands.bench.command import bench
 from jax_passing.commands.operate.commands import drain, end
 from jax_passing.commands.status.command import status
@@ -40,6 +40,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run.run)  # a s
 app.command()(status)
 app.command()(drain)
 app.command()(end)
+app.command()(why.why)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(bench)

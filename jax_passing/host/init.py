@@ -44,12 +44,14 @@ def init(
     key_file: str | Path | None = None,
     check_sums: bool | None = None,
     check_equal: bool | None = None,
+    check_nans: bool | None = None,
     axis_name: str | Sequence[str] | None = None,
     world_size_min: int | None = None,
     rejoin_wait_s: float | None = None,
     standby: str | None = None,
     lease_s: float | None = None,
     metrics: str | None = None,
+    record_folder: str | Path | None = None,
     config: str | Path | None = None,
 ) -> Session:
     """Joins a job and waits for its other hosts.
@@ -79,6 +81,8 @@ def init(
       check_equal: whether hosts compare the parameters that `overlap` and `pvary` are given, the first time that these
         come: they must have the same bits on all devices (docs/train/collectives.md). Default: yes. GPUs and TPUs
         compare nothing: a job of CPU hosts and others needs False on the former.
+      check_nans: whether the session fails with NonFiniteError when a host brings NaN or an infinity into a sum over
+        the switch: it names host, leaf and source line (docs/operate/troubleshooting.md#nan-by-name). Default: no.
       axis_name: the axis (or several, or their names with commas) of local meshes, pmap and vmap that continues over
         the hosts: sums over it go over all devices of all hosts, every other axis stays inside its host. Not needed
         where the mesh spans the processes. The same on all hosts.
@@ -91,6 +95,8 @@ def init(
         session, else 30 (docs/operate/switches.md).
       metrics: "host:port", or a port of this machine for itself, where this host tells its metrics by HTTP
         (docs/operate/watching.md).
+      record_folder: where this host writes its flight record if the session fails (docs/operate/watching.md). Default:
+        jax-passing-UID in the system's folder for temporary files.
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:

@@ -23,6 +23,7 @@ _ADVICE = {
     "check_sums": "set the same in jax_passing.init(check_sums=…) or JAX_PASSING_CHECK_SUMS",
     "check_equal": "set the same in jax_passing.init(check_equal=…) or JAX_PASSING_CHECK_EQUAL (false on hosts with "
     "CPUs alone if others have GPUs or TPUs, which compare nothing)",
+    "check_nans": "set the same in jax_passing.init(check_nans=…) or JAX_PASSING_CHECK_NANS",
     HASH_SEED: "set the same on all of them, or none",
     DEVICES: "give each as many devices (JAX_NUM_CPU_DEVICES)",
     SWITCHES: "list equally many (JAX_PASSING_SWITCH)",
@@ -42,6 +43,7 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
         "wire_dtype": settings.wire_dtype,
         "check_sums": {None: "", True: "true", False: "false"}[settings.check_sums],
         "check_equal": str(settings.check_equal).lower(),
+        "check_nans": "true" if settings.check_nans else "",
         DEVICES: str(device_count or ""),
         SWITCHES: str(len(settings.switch or ())) if len(settings.switch or ()) > 1 else "",
         "world_size_min": str(settings.world_size_min or ""),

@@ -70,9 +70,10 @@ class ForeignRackJoin(Message, frozen=True, tag="rackjoin", forbid_unknown_field
 
 class StatusQuery(Message, frozen=True, forbid_unknown_fields=False):
     """Anybody asks how the switch and its jobs are doing, and says nothing else. A host may ask after its join, too.
-    Another version's may say more."""
+    Another version's may say more. `records`: the last events are wanted, too, and the flight records of the hosts."""
 
     protocol_version: Version
+    records: bool = False
 
 
 class Status(Message, frozen=True, forbid_unknown_fields=False):

@@ -60,9 +60,11 @@ FromSwitch = (
     | Refused
     | Relay
     | SlotState
+    | Awaited
     | Counters
     | Status
     | Done
+    | WriteRecord
     | Heartbeat
     | Left
     | Bye

@@ -22,6 +22,7 @@ from jax_passing.protocol.message_fields import (
     RankSet,
     Secret,
     SlotCount,
+    SumName,
     Text,
 )
 from jax_passing.protocol.packet import WORKERS_MAX
@@ -118,10 +119,11 @@ class Relay(Message, frozen=True):
 
 class Query(Message, frozen=True):
     """A host asks: who is missing in this slot version? Without a slot: who has left? While it waits to join, or to
-    meet the others: for whom?"""
+    meet the others: for whom? `sum`: in which sum it waits, for people."""
 
     slot: Annotated[int, Meta(ge=0)] | None = None
     version: Annotated[int, Meta(ge=0, le=1)] = 0
+    sum: SumName = ""
 
 
 class SlotState(Message, frozen=True):
@@ -141,6 +143,13 @@ class SlotState(Message, frozen=True):
     who: Text = ""
 
 
+class Awaited(Message, frozen=True):
+    """The switch tells a host that another one waits for it in a sum, for people. `who`: that other one."""
+
+    who: Text
+    sum: SumName = ""
+
+
 class CountersQuery(Message, frozen=True):
     """A host asks: what has the switch counted?"""
 
@@ -150,6 +159,11 @@ class Counters(Message, frozen=True):
     name."""
 
     values: dict[str, int]
+
+
+class WriteRecord(Message, frozen=True):
+    """The switch asks a host, or a rack's switch for its hosts, to write a flight record: somebody wants to know why
+    the job stands still."""
 
 
 class Heartbeat(Message, frozen=True):

@@ -26,6 +26,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
 JobName = Annotated[str, Meta(max_length=128)]  # of a user; empty if none is meant
 Reason = Annotated[str, Meta(max_length=500)]  # why an operator does something, for people
+SumName = Annotated[str, Meta(max_length=200)]  # its source location stands first; empty if nobody knows it
 HostName = Annotated[str, Meta(max_length=64)]  # for people; empty if nobody knows it
 Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two

@@ -39,10 +39,12 @@ class Asker:
             raise ConfigError(f"{key_file} has the key of a job: say of which one (--job).")
         return cls(job, key)
 
-    def ask(self, address: tuple[str, int]) -> Document:
-        """Returns the status of a switch. Raises PassingError."""
+    def ask(self, address: tuple[str, int], *, records: bool = False) -> Document:
+        """Returns the status of a switch. `records`: its last events, too, and it asks its hosts to write their flight
+        records. Raises PassingError."""
         name = address_text(*address)
-        answer = self.say(address, messages.StatusQuery(messages.PROTOCOL_VERSION), "doesn't tell its status")
+        query = messages.StatusQuery(messages.PROTOCOL_VERSION, records)
+        answer = self.say(address, query, "doesn't tell its status")
         if not isinstance(answer, messages.Status):
             raise PassingError(f"The switch at {name} answers with {type(answer).__name__}, not with its status.")
         return answer.document
@@ -71,12 +73,14 @@ class Asker:
         return answer
 
 
-def ask_all(asker: Asker, addresses: Sequence[tuple[str, int]]) -> dict[str, Document | PassingError]:
+def ask_all(
+    asker: Asker, addresses: Sequence[tuple[str, int]], *, records: bool = False
+) -> dict[str, Document | PassingError]:
     """Returns the status of each switch, or why it isn't known, by its address."""
 
     def ask(address: tuple[str, int]) -> Document | PassingError:
         try:
-            return asker.ask(address)
+            return asker.ask(address, records=records)
         except PassingError as error:
             return error
 

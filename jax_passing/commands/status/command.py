@@ -3,10 +3,15 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from jax_passing.errors import PassingError
+    from jax_passing.protocol.overview import Document
 
 WATCH_S = 2.0
 
@@ -33,6 +38,13 @@ def status(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON. With --watch, a line each time.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Ask every two seconds, until Ctrl-C.")] = False,
+    dump: Annotated[
+        bool,
+        typer.Option(
+            "--dump",
+            help="Write the switches' flight records here, and have their hosts write theirs, each on its own machine.",
+        ),
+    ] = False,
 ) -> None:
     """Show how switches and their jobs are doing, and who is late. Exit code 1 if a switch doesn't tell."""
     from jax_passing import config
@@ -45,6 +57,8 @@ def status(
     if not addresses:
         raise ConfigError("No switch is given: jax-passing status HOST:PORT, or JAX_PASSING_SWITCH.")
     asker = Asker.of(settings.get("key_file"), settings.get("job"))
+    if dump:
+        _dump(ask_all(asker, addresses, records=True), settings.get("record_folder"))
 
     def look() -> dict[str, Any]:
         return overview(ask_all(asker, addresses))
@@ -54,6 +68,18 @@ def status(
     except KeyboardInterrupt:
         raise typer.Exit from None
     raise typer.Exit(1 if seen["unknown"] else 0)
+
+
+def _dump(answers: "Mapping[str, Document | PassingError]", folder: Path | None) -> None:
+    from jax_passing.commands.status.dumping import write_all
+
+    unknown = [str(answer) for answer in answers.values() if isinstance(answer, Exception)]
+    for text in unknown:
+        typer.echo(text, err=True)
+    for file in write_all(answers, folder):
+        typer.echo(f"wrote {file}")
+    typer.echo("Hosts were asked to write theirs: their logs say where.")
+    raise typer.Exit(1 if unknown else 0)
 
 
 def _show(look: Any, *, as_json: bool, watch: bool) -> dict[str, Any]:

@@ -95,6 +95,8 @@ def _sentences(job: Document) -> list[tuple[str, str]]:
     if oldest is not None and oldest["waited_s"] >= STALLED_S:
         at = f" at {oldest['at']}" if len(job["switches"]) > 1 else ""
         where = f"slot {oldest['slot']}, sequence {oldest['sequence']}{at}"
+        if oldest.get("sum"):
+            where = f"{oldest['sum']} ({where})"
         waits = f"waits for {oldest['waits_for']}, {duration(oldest['waited_s'])}"
         found.append((f"Stands still: {where} {waits}.", "bold red"))
     if job["left"]:

@@ -3,12 +3,13 @@
 import dataclasses
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jax_passing.config import Settings
 from jax_passing.host.control.outside import HostOutside
 from jax_passing.protocol import control_messages as messages
+from jax_passing.records.journal import Journal
 
 
 class Events:
@@ -45,6 +46,7 @@ class HostContext:
       device_count: the devices of this host; all hosts must have as many. 0: they aren't compared.
       met: what the hosts of an elastic session have agreed on before they join; None in any other session.
       started_as: the rank that the launcher gave this host of an elastic session.
+      journal: notes what happens, for the flight record.
     """
 
     outside: HostOutside
@@ -54,6 +56,7 @@ class HostContext:
     device_count: int = 0
     met: messages.Met | None = None
     started_as: int | None = None
+    journal: Journal = field(default_factory=Journal)
 
     @property
     def job(self) -> str:
@@ -68,6 +71,10 @@ class HostContext:
             return range(0)
         ranks_each = self.settings.world_size // met.world_size  # more than 1 where devices have ranks
         return range(met.survivors * ranks_each, self.settings.world_size)
+
+    def note(self, kind: str, text: str, **facts: Any) -> None:
+        """Notes in the journal what happens to this job."""
+        self.journal.note(self.outside.now(), kind, self.job, text, **facts)
 
     def replace(self, **changes: Any) -> "HostContext":
         """Returns the same with these settings changed."""

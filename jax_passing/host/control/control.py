@@ -10,6 +10,7 @@ from jax_passing.errors import Failure, JoinError, PassingError, names
 from jax_passing.host.control.joining import Joined, Joining, Rehearsing
 from jax_passing.host.control.loop import Loop
 from jax_passing.host.control.ranks import HostSet, Ranks
+from jax_passing.host.control.recording import Recorder
 from jax_passing.host.spinner import spinner
 from jax_passing.protocol import keys
 
@@ -38,6 +39,7 @@ class Control:
                 "(ulimit -n), or close some."
             ) from error
         self._joining = Joining(self.loop, settings, device_count, self.key)
+        self._recorder = Recorder(settings, self.loop, self._joining.journal)
 
     def join(
         self, step: int | None, lost: Sequence[int], first_device_id: int, *, rehearses: bool
@@ -98,8 +100,10 @@ class Control:
     def close(self) -> None:
         """Fails what is pending, and ends the thread. Bounded in time."""
         self.loop.call(self._joining.close)
+        self._recorder.close()
         self.loop.close()
 
     def forget_in_child(self) -> None:
         """In a child that was forked: all of it is the parent's."""
+        _native.unwatch_signals()
         self.loop.forget_in_child(self)

@@ -54,12 +54,16 @@ class Rehearsing(NamedTuple):
 
 
 class Joining:
-    """One session joins by this: once, or again whenever it rejoins."""
+    """One session joins by this: once, or again whenever it rejoins.
+
+    Attributes:
+      journal: has what happened to it.
+    """
 
     def __init__(self, outside: HostOutside, settings: Settings, device_count: int = 0, key: bytes | None = None):
         """`key`: the job's, if there is one."""
         self._context = HostContext(outside, settings, Events(self._on), key, device_count)
-        self._outside, self._settings = outside, settings
+        self._outside, self._settings, self.journal = outside, settings, self._context.journal
         self._meeting = Meeting(self._context) if settings.standby or self._is_elastic else None
         self._ranks: Ranks | None = None  # of the last join, or on their way
         self._is_over = self._has_joined = False

@@ -9,6 +9,7 @@ import ctypes
 import ipaddress
 import logging
 import math
+import os
 import socket
 import threading
 import uuid
@@ -104,6 +105,8 @@ class Transport:
                 self._events.stalled(event.stall, event.stalled_s)
             case _native.GroupLost():
                 self._events.group_lost(event.shard)
+            case _native.NonFinite():
+                self._events.non_finite(event)
             case _native.Failure():
                 self._events.transport_failed(event.kind, event.message)
 
@@ -178,6 +181,26 @@ class Loop(StreamOwner):
         if (error := outcome.exception(0)) is not None:
             raise error  # without the frames of concurrent.futures, which would tell the user nothing
         return outcome.result()
+
+    def watch_signal(self, number: int, on_signal: Callable[[], None]) -> bool:
+        """Calls a function in the loop's thread whenever the signal comes, also while the main thread waits in XLA.
+        Returns False if the process handles or ignores the signal already."""
+        descriptor = _native.watch_signal(number)
+        if descriptor is None:
+            return False
+
+        def take() -> None:
+            with suppress(BlockingIOError):
+                os.read(descriptor, 8)
+                on_signal()
+
+        def watch() -> None:
+            with suppress(BlockingIOError):
+                os.read(descriptor, 8)  # what came between two sessions
+            self._loop.add_reader(descriptor, take)
+
+        self.call(watch)
+        return True
 
     def close(self) -> None:
         """Ends it, once its connections are closed and what they had to send is sent. Bounded in time."""

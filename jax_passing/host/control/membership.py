@@ -22,6 +22,7 @@ from jax_passing.errors import (
 from jax_passing.host.control import blame, programs, stalls
 from jax_passing.host.control.contact import DEADLINE_GRACE_S, Redial
 from jax_passing.host.control.context import HostContext
+from jax_passing.host.control.non_finite import of_non_finite
 from jax_passing.host.control.outside import PacketSocket, Transport
 from jax_passing.host.control.stalls import Wait
 from jax_passing.protocol import alike, keys
@@ -31,7 +32,7 @@ from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Timer
 
 if TYPE_CHECKING:
-    from jax_passing._native import ProgramInfo, Stall
+    from jax_passing._native import NonFinite, ProgramInfo, Stall
 
 log = logging.getLogger("jax_passing")
 
@@ -390,6 +391,7 @@ class Membership:
             switches=[shard.name for shard in self.shards],
             programs=self._ledger.waiting,
             is_elastic=self._context.met is not None,
+            note=partial(self._context.note, "stall"),
         )
         try:
             self.transport = self._start_transport(welcomes)
@@ -397,7 +399,17 @@ class Membership:
             self._not_joined(JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?"))
             return
         self._has_begun = True
-        log.info("joined job %s: rank %d of %d, epoch %d", settings.job, settings.rank, settings.world_size, self.epoch)
+        joined = f"joined job {settings.job}: rank {settings.rank} of {settings.world_size}, epoch {self.epoch}"
+        log.info("%s", joined)
+        self._context.note(
+            "joined",
+            joined,
+            rank=settings.rank,
+            world_size=settings.world_size,
+            epoch=self.epoch,
+            address=self.shards[0].own_host,
+            switches=[shard.name for shard in self.shards],
+        )
         self._context.events.add(MemberJoined(self))
         unread, self._unread = self._unread, []
         for shard, message in unread:
@@ -418,6 +430,7 @@ class Membership:
             lanes_per_chunk=_agree("lanes of a chunk", shards, [welcome.lanes_per_chunk for welcome in welcomes]),
             check_key=self._check_key(welcomes),
             seed=settings.seed,
+            check_nans=settings.check_nans,
             warn_s=settings.warn_s,
             deadline_s=settings.deadline_s,
         )
@@ -448,6 +461,10 @@ class Membership:
                 self.fail(Failure(kind, f"{text} {also}".rstrip(), ranks), source=shard)
             case messages.Left():
                 self._look_beyond(message)
+            case messages.Awaited():
+                self._stalls.awaited(message, self._outside.now())
+            case messages.WriteRecord() if shard is self.shards[0]:
+                self._context.journal.on_wanted(self._context.job)
             case messages.Bye():
                 shard.is_over = True
                 if all(each.is_over for each in self.shards):
@@ -525,6 +542,9 @@ class Membership:
         log.warning("results of %s come by multicast no longer; telling it", self.shards[shard].name)
         self.shards[shard].send(messages.GroupLost())
 
+    def non_finite(self, first: "NonFinite") -> None:
+        self.fail(of_non_finite(first, self._settings.rank, self._outside.host_name))
+
     def transport_failed(self, kind: str, message: str) -> None:
         self.fail(blame.as_found(Failure(kind, message), self._settings.rank, self._context, in_sums=True))
 
@@ -540,6 +560,7 @@ class Membership:
         self._failure = own = blame.for_host(failure, self._settings.rank, self._context)
         if tell:
             self._tell(failure, source)
+        self._context.journal.failed(self._outside.now(), self._context.job, own)  # while its sums are as they were
         self.transport.fail(own.kind, own.message)
         self._context.events.add(MemberFailed(self, own))
 
@@ -561,6 +582,7 @@ class Membership:
     def leave(self) -> None:
         """Tells the switches that there will be no more sums. Those that were started are complete."""
         self._has_left = True
+        self._context.note("left", "wants no more sums")
         leave = messages.Leave(self.transport.stats()["sums_started"] if self._has_begun else None)
         for shard in self.shards:
             if shard.is_welcomed:

@@ -10,7 +10,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import outside
 
 if TYPE_CHECKING:
-    from jax_passing._native import ProgramInfo, Stall
+    from jax_passing._native import NonFinite, ProgramInfo, Stall
 
 
 class PacketSocket(Protocol):
@@ -55,6 +55,9 @@ class TransportEvents(Protocol):
     def stalled(self, stall: "Stall", stalled_s: float) -> None: ...
 
     def group_lost(self, shard: int) -> None: ...
+
+    def non_finite(self, first: "NonFinite") -> None:
+        """Is called once, if that is to be checked."""
 
     def transport_failed(self, kind: str, message: str) -> None: ...
 

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jax_passing.errors import Failure, HostLostError, names
-from jax_passing.protocol.control_messages import Left, Query, SlotState
+from jax_passing.protocol.control_messages import Awaited, Left, Query, SlotState
 from jax_passing.protocol.outside import Outside
 
 if TYPE_CHECKING:
@@ -14,11 +14,21 @@ if TYPE_CHECKING:
 log = logging.getLogger("jax_passing")
 
 _SAME_NUMBER = "All hosts must run the same number of steps before shutdown."
+SUM_NAME_CHARACTERS_MAX = 200  # of a message
+AWAITED_AGAIN_S = 30.0
 _GO_ON = "Call session.rejoin on every other host, to go on without it."
 
 
-def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> tuple[str, tuple[int, ...]]:
-    """Returns a sentence on whom the sum waits for, and those of them that have left the job.
+class Explanation(NamedTuple):
+    """A sentence says whom a sum waits for. `gone`: those of them that have left the job."""
+
+    text: str
+    missing: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+
+
+def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> Explanation:
+    """Returns whom the sum waits for.
 
     Args:
       stall: the oldest unfinished sum of this host.
@@ -27,12 +37,12 @@ def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> 
       switch: where that slot is.
     """
     if stall.waits_for_gpu:
-        return "It waits for this host's own GPU, which hasn't delivered what is to be sent next.", ()
+        return Explanation("It waits for this host's own GPU, which hasn't delivered what is to be sent next.", (rank,))
     if state is None:
-        return f"The switch at {switch} doesn't answer questions about it.", ()
+        return Explanation(f"The switch at {switch} doesn't answer questions about it.")
     if stall.waits_for_order:
         missing: tuple[int, ...] = (0,)
-        text = "It waits for rank 0, which decides the order of sums and hasn't started this one."
+        text = f"It waits for {state.who or 'rank 0'}, which decides the order of sums and hasn't started this one."
     elif state.empty and state.trouble:
         missing = ()
         text = state.trouble
@@ -52,12 +62,13 @@ def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> 
             text += f" That is this one: does UDP reach the data port of the switch at {switch}?"
         text = " ".join(filter(None, (text, state.trouble))) or "Nobody is missing any more."
     gone = tuple(sorted(set(missing) & set(state.left)))
-    return text + (f" Of these, {names(gone)} left the job." if gone else ""), gone
+    return Explanation(text + (f" Of these, {names(gone)} left the job." if gone else ""), missing, gone)
 
 
 def question(stall: "Stall") -> Query:
     """Makes what the stall's switch is asked."""
-    return Query(stall.slot, stall.version) if _has_slot(stall) else Query()
+    name = stall.site_name[:SUM_NAME_CHARACTERS_MAX]
+    return Query(stall.slot, stall.version, name) if _has_slot(stall) else Query(sum=name)
 
 
 def _has_slot(stall: "Stall") -> bool:
@@ -99,20 +110,33 @@ class Wait:
         self._timer.cancel()
 
 
+class Note(Protocol):
+    def __call__(self, text: str, **facts: Any) -> None: ...
+
+
 class StallReporter:
     """Says of stalls what the switches answer, and warns: at once, then ever more rarely."""
 
     def __init__(
-        self, *, rank: int, epoch: int, switches: Sequence[str], programs: Callable[[], str], is_elastic: bool = False
+        self,
+        *,
+        rank: int,
+        epoch: int,
+        switches: Sequence[str],
+        programs: Callable[[], str],
+        is_elastic: bool = False,
+        note: Note = lambda text, **facts: None,
     ):
-        """`switches`: their addresses. `programs`: which ones not all hosts run."""
+        """`switches`: their addresses. `programs`: which ones not all hosts run. `note`: is told of each stall."""
+        self._note = note
         self._advice = _GO_ON if is_elastic else _SAME_NUMBER
         self._rank = rank
         self._epoch = epoch
         self._switches = switches
         self._programs = programs
         self._about: tuple[object, ...] = ()
-        self._next_warning_s = 0.0
+        self._next_warning_s = self._awaited_next = 0.0
+        self._awaited_in = ""
 
     def report(self, stall: "Stall", stalled_s: float, state: SlotState | None) -> tuple[str, Failure | None]:
         """Returns a note for the error at the deadline, and a failure if the wait is in vain. May log.
@@ -120,7 +144,7 @@ class StallReporter:
         `state`: what the stall's switch answered to `question`; None if nothing.
         """
         switch = self._switches[stall.shard]
-        text, gone = explain(stall, state, self._rank, switch)
+        text, missing, gone = explain(stall, state, self._rank, switch)
         note = f"{text} {self._programs()}".rstrip()
         where = f"epoch {self._epoch}"
         if _has_slot(stall):
@@ -130,6 +154,8 @@ class StallReporter:
         if about != self._about or stalled_s >= self._next_warning_s:
             self._about, self._next_warning_s = about, 2 * stalled_s
             log.warning("rank %d has waited %.1f s for %s. %s", self._rank, stalled_s, sum_text, note)
+            where_at = {"site_name": stall.site_name, "execution": stall.execution, "step": stall.step}
+            self._note(note, **where_at, missing=list(missing), waited_s=stalled_s)
         if not gone:
             return note, None
         return note, Failure(
@@ -137,6 +163,15 @@ class StallReporter:
             f"Rank {self._rank} waits for {sum_text}, but {names(gone)} left the job without it. {self._advice}",
             gone,
         )
+
+    def awaited(self, by: Awaited, now: float) -> None:
+        """Another host waits for this one. Warns, at first and then ever so often."""
+        if by.sum == self._awaited_in and now < self._awaited_next:
+            return
+        self._awaited_in, self._awaited_next = by.sum, now + AWAITED_AGAIN_S
+        text = f"{by.who} waits for rank {self._rank}, this host, in {by.sum or 'a sum'}"
+        log.warning("%s: this host hasn't come to it, or its packets don't arrive at the switch.", text)
+        self._note(text, site_name=by.sum, missing=[self._rank])
 
     def left_behind(self, left: Left) -> Failure:
         """Makes the failure of a host that has started more sums than ranks that have left."""

@@ -3,10 +3,13 @@
 import logging
 from collections import Counter, deque
 from dataclasses import dataclass
+from typing import Any
 
 from jax_passing.errors import JoinError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside
+from jax_passing.records.journal import SWITCH_EVENTS, SWITCH_TEXT_CHARACTERS_MAX, Journal
+from jax_passing.switch.data_planes.job_counts import WaitingChunk
 from jax_passing.switch.jobs.admission import reason_of
 from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch
@@ -16,6 +19,7 @@ log = logging.getLogger("jax_passing.switch")
 REMEMBERED = 16  # of either kind
 WHY_CHARACTERS_MAX = 500
 HOSTS_NAMED = 8
+STANDS_STILL_US = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Chronicle:
     Attributes:
       refusals, ends: the last ones.
       refused_for: how many refusals there were, by their reasons.
+      journal: has these and all else, for flight records.
     """
 
     def __init__(self, outside: Outside):
@@ -54,6 +59,8 @@ class Chronicle:
         self.refusals: deque[Refusal] = deque(maxlen=REMEMBERED)
         self.ends: deque[End] = deque(maxlen=REMEMBERED)
         self.refused_for: Counter[str] = Counter()
+        self.journal = Journal(SWITCH_EVENTS, SWITCH_TEXT_CHARACTERS_MAX)
+        self._stands_still: tuple[int, int, int, int] | None = None  # the last chunk of which this was noted
 
     def refused(self, who: str, why: str, *, job: str = "", kind: str = JoinError.__name__, reason: str = "") -> None:
         """`job`: that was meant. `kind`: of the error that the host raises. `reason`: one of REASONS; empty: that of
@@ -63,14 +70,18 @@ class Chronicle:
         reason = reason or reason_of(kind)
         self.refused_for[reason] += 1
         self.refusals.append(Refusal(self._outside.now(), who, job, kind, why[:WHY_CHARACTERS_MAX], reason))
+        self._note("refused", job, f"{who}: {why}", error=kind)
 
     def joined(self, epoch: Epoch, join: messages.RankJoin) -> None:
         level = logging.INFO if len(epoch.joined()) == 1 else logging.DEBUG
         log.log(level, "%s: rank %d of %d joined, at %s", epoch, join.rank, join.world_size, join.host)
+        about = {"epoch": epoch.number, "rank": join.rank, "address": join.host, "host_name": join.host_name}
+        self._note("joined", epoch.job.name, f"rank {join.rank} of {join.world_size}", **about)
 
     def started(self, epoch: Epoch) -> None:
         assert epoch.plan is not None
         epoch.since = self._outside.now()
+        self._note("started", epoch.job.name, names(sorted(epoch.joined())), epoch=epoch.number)
         hosts = list(dict.fromkeys(member.connection.host for member in epoch.workers()))
         more = f" and {len(hosts) - HOSTS_NAMED} more" if len(hosts) > HOSTS_NAMED else ""
         log.info(
@@ -82,12 +93,26 @@ class Chronicle:
             f"multicast to {epoch.group.address}" if epoch.group else "unicast",
         )
 
+    def waits(self, epoch: Epoch, chunk: WaitingChunk) -> None:
+        """A chunk isn't complete. It stands still if it has waited for long; that is noted once."""
+        this = (epoch.job.number, epoch.number, chunk.slot, chunk.sequence)
+        if chunk.waited_us < STANDS_STILL_US or this == self._stands_still:
+            return
+        self._stands_still = this
+        missing, whom = epoch.awaited(chunk.bitmap)
+        about = {"epoch": epoch.number, "slot": chunk.slot, "sequence": chunk.sequence, "missing": missing}
+        self._note("stall", epoch.job.name, f"waited {chunk.waited_us / 1e6:.1f} s for {whom}", **about)
+
+    def _note(self, kind: str, job: str, text: str, **facts: Any) -> None:
+        self.journal.note(self._outside.now(), kind, job, text, **facts)
+
     def ended(self, epoch: Epoch, was: EpochState, event: Event, why: str) -> None:
         """`was`: its state before. `why`: what its members are told, if anything."""
         if was is not EpochState.RUNNING:
             log.debug("%s ended before it began: %s", epoch, event.value)
             return
         now = self._outside.now()
+        self._note("ended", epoch.job.name, why or event.value, epoch=epoch.number)
         ran_s = now - epoch.since
         log.info("%s ended after %.1f s: %s", epoch, ran_s, event.value)
         why = (why or event.value)[:WHY_CHARACTERS_MAX]

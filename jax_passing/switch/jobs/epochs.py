@@ -81,6 +81,7 @@ class Member:
     prepared: bool = False
     inquiries: set[Inquiry] = field(default_factory=set)  # on behalf of it, that are under way
     refusal_count: int = 0  # of its ranks
+    awaited_told: float = float("-inf")  # when it heard last that others wait for it
     gave_up: bool = False  # it asks, and doesn't read the answers
 
     @property
@@ -141,6 +142,7 @@ class Epoch:
     gone: set[int] = field(default_factory=set)  # ranks that were here before it started, and gave up or were ended
     left: set[int] = field(default_factory=set)  # of all ranks of the job
     left_since: float = 0.0  # when the first of them did
+    stalled: tuple[int, str] | None = None  # the chunk about which a host asked last, by its sequence, and its sum
     refusal: str = ""  # why a host wasn't admitted: those who wait for it want to know
 
     def on(self, event: Event) -> None:
@@ -159,6 +161,16 @@ class Epoch:
     def member_of(self, rank: int) -> Member | None:
         return next((member for member in self.members if rank in member.ranks), None)
 
+    def where(self, ranks: Collection[int]) -> str:
+        """Names ranks with their machines: "rank 2 (node7, 10.0.0.4)"."""
+        joined = self.joined()
+        if len(ranks) > SHOWN_MAX or not all(rank in joined for rank in ranks):
+            return names(sorted(ranks))
+        hosts = ((rank, joined[rank]) for rank in sorted(ranks))
+        return " and ".join(
+            who(rank, ", ".join(filter(None, (join.host_name, join.host))), join.started_as) for rank, join in hosts
+        )
+
     def who(self, ranks: Collection[int]) -> str:
         """Names ranks for people. In an elastic session they know a host by its address and the rank that it was
         started with: "rank 2 (10.0.0.4, started as rank 3)"."""
@@ -170,6 +182,16 @@ class Epoch:
     def workers(self) -> list[Member]:
         """Returns the members in the order of their bits in a slot's bitmap."""
         return sorted(self.members, key=lambda member: member.rank)
+
+    def awaited(self, bitmap: int) -> tuple[list[int], str]:
+        """Returns the ranks for which a chunk waits to which the workers of `bitmap` have contributed, and their names;
+        no rank if it is the parent's result."""
+        missing = sorted(
+            rank for worker, member in enumerate(self.workers()) if not bitmap >> worker & 1 for rank in member.ranks
+        )
+        if missing:
+            return missing, names(missing)
+        return [], "the parent" if self.uplink is None else f"the switch at {self.uplink.name}"
 
     def has_slot(self, slot: int) -> bool:
         """Says whether a slot is the epoch's, while it is RUNNING and slots are reserved."""

@@ -2,10 +2,11 @@
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
-from jax_passing.switch.data_planes.job_counts import JobCounts, WorkerCounts
+from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 
@@ -33,11 +34,15 @@ class _Sample:
     counts: JobCounts
 
 
+def _nobody(epoch: Epoch, chunk: WaitingChunk) -> None: ...
+
+
 class Recent:
     """Knows of each running epoch what it has counted up to a minute ago."""
 
-    def __init__(self, data_plane: DataPlane):
-        self._data_plane = data_plane
+    def __init__(self, data_plane: DataPlane, on_waiting: Callable[[Epoch, WaitingChunk], None] = _nobody):
+        """`on_waiting`: is told, each time somebody looks, of the chunk of a job that has waited longest."""
+        self._data_plane, self._on_waiting = data_plane, on_waiting
         self._samples: dict[_Key, deque[_Sample]] = {}
         self._next = 0.0
 
@@ -51,6 +56,8 @@ class Recent:
         for key, epoch in running.items():
             if (counts := self._counts(epoch)) is not None:
                 self._samples[key].append(_Sample(now, counts))
+                if counts.oldest is not None:
+                    self._on_waiting(epoch, counts.oldest)
 
     def counted(self, epoch: Epoch, now: float) -> tuple[Counted, Counted, Counted] | None:
         """Returns what a running epoch has counted in the last seconds, in the last minute, or since it began if that

@@ -89,7 +89,7 @@ class ControlPlane:
         self.conversations: dict[str, Living] = {}
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
         self.operator = Operator(self.jobs, self.meetings)
-        recent = Recent(data_plane)
+        recent = Recent(data_plane, self.jobs.chronicle.waits)
         self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s, recent)
         self.counts: Counter[str] = Counter() if counts is None else counts
         self.report = Report(

@@ -79,14 +79,20 @@ class Dispatcher:
 
     def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:
-            case messages.Query(slot, version) if epoch.state is EpochState.RUNNING:
+            case messages.Query(slot, version, sum_name) if epoch.state is EpochState.RUNNING:
                 if slot is None or epoch.slot_first is None:
-                    member.answer(messages.SlotState(left=tuple(sorted(epoch.left))))
+                    who = ""
+                    if sum_name:  # it waits for rank 0, which decides the order
+                        self._questions.tell_awaited(epoch, [0], member, sum_name)
+                        who = epoch.where([0])
+                    member.answer(messages.SlotState(left=tuple(sorted(epoch.left)), who=who))
                 else:
                     if not epoch.has_slot(slot):
                         raise msgspec.DecodeError(f"slot {slot} isn't the job's")
                     self._check_inquiries(member)
-                    self._questions.slot_state(epoch, slot, version, member.inquiries, member.answer)
+                    self._questions.slot_state(
+                        epoch, slot, version, member.inquiries, member.answer, asker=member, sum_name=sum_name
+                    )
             case messages.Query() if epoch.state is EpochState.FORMING:
                 member.answer(messages.SlotState(left=(), trouble=whom_it_awaits(epoch)))
             case messages.Query():
@@ -94,7 +100,7 @@ class Dispatcher:
             case messages.CountersQuery() if epoch.state is EpochState.RUNNING:
                 member.answer(messages.Counters(dict(self._data_plane.stats())))
             case messages.StatusQuery():
-                member.answer(messages.Status(self._report.document(job_names.base(epoch.job.name))))
+                member.answer(self._report.answer(message, job_names.base(epoch.job.name)))
             case messages.Leave(sums) if epoch.state is EpochState.RUNNING:
                 self._jobs.leave(epoch, messages.Left((member.rank,), sums, epoch.who([member.rank])), member)
             case messages.Fail(kind, text, ranks):

@@ -185,7 +185,7 @@ class MemberConversation:
             self._turn_away(protocol_difference(self._connection.own_name, *versions, "it"), reason="version")
             return
         if isinstance(join, messages.StatusQuery):
-            self._tell_status()
+            self._tell_status(join)
             return
         if isinstance(join, messages.Lifeline):
             self._on_lifeline(join)
@@ -212,7 +212,7 @@ class MemberConversation:
         if self._member.rack:
             self._expect_ranks()
 
-    def _tell_status(self) -> None:
+    def _tell_status(self, query: messages.StatusQuery) -> None:
         """Tells of all jobs, or of the one whose key the other knows."""
         assert self._connection is not None
         if self._plane.has_key and not self._is_secured:
@@ -221,7 +221,7 @@ class MemberConversation:
             return
         is_operator = not self._plane.has_key or self._secured_job == job_names.OPERATOR
         job = None if is_operator else job_names.base(self._secured_job)
-        self._connection.send(messages.Status(self._plane.report.document(job)))
+        self._connection.send(self._plane.report.answer(query, job))
         self._end("was told the status")
 
     def _on_lifeline(self, said: messages.Lifeline) -> None:

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Iterable
 
 from jax_passing import job_names
-from jax_passing.errors import names
 from jax_passing.protocol.overview import Document
+from jax_passing.records.journal import Journal
 from jax_passing.switch.jobs.admission import REASONS, least
 from jax_passing.switch.jobs.chronicle import Chronicle, End, Refusal
 from jax_passing.switch.jobs.drain import Drain
@@ -17,6 +17,7 @@ from jax_passing.switch.jobs.waits import whom_it_awaits
 from jax_passing.switch.meetings.meetings import Meeting
 
 JOBS_MAX = 256
+EVENTS_CHARACTERS_MAX = 512 * 1024  # of an answer, which is a line of the control connection
 _LANE_BYTES = 4
 
 
@@ -71,14 +72,17 @@ def _oldest(epoch: Epoch, minute: Counted) -> Document | None:
     chunk = minute.counts.oldest
     if chunk is None:
         return None
-    silent = [one for worker, one in enumerate(epoch.workers()) if not chunk.bitmap >> worker & 1]
-    if silent:
-        missing = sorted(rank for member in silent for rank in member.ranks)
-        whom = names(missing)
-    else:
-        missing, whom = [], "the parent" if epoch.uplink is None else f"the switch at {epoch.uplink.name}"
+    missing, whom = epoch.awaited(chunk.bitmap)
     waited_s = chunk.waited_us / 1e6
-    return {"slot": chunk.slot, "sequence": chunk.sequence, "waited_s": waited_s, "missing": missing, "waits_for": whom}
+    sum_name = epoch.stalled[1] if epoch.stalled is not None and epoch.stalled[0] == chunk.sequence else ""
+    return {
+        "slot": chunk.slot,
+        "sequence": chunk.sequence,
+        "sum": sum_name,  # once a host has asked about it
+        "waited_s": waited_s,
+        "missing": missing,
+        "waits_for": whom,
+    }
 
 
 def _members(epoch: Epoch, counted: _Counted | None) -> list[Document]:
@@ -144,6 +148,21 @@ def of_chronicle(chronicle: Chronicle, now: float) -> Document:
         "refusals": [described(refusal) for refusal in reversed(chronicle.refusals)],
         "refused_for": {reason: chronicle.refused_for[reason] for reason in REASONS},
     }
+
+
+def of_journal(journal: Journal, now: float, job: str | None) -> list[Document]:
+    """Describes the last events, the oldest first, as many as an answer has room for. `job`: only those of this one."""
+    described: list[Document] = []
+    room = EVENTS_CHARACTERS_MAX
+    for event in reversed(journal.events):
+        if job is not None and job_names.base(event.job) != job:
+            continue
+        one = {"ago_s": now - event.at, "kind": event.kind, "job": event.job, "text": event.text, **event.facts}
+        room -= len(str(one))
+        if room < 0:
+            break
+        described.append(one)
+    return described[::-1]
 
 
 def of_job(document: Document, job: str) -> Document:

@@ -4,19 +4,31 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from jax_passing import job_names
 from jax_passing.protocol import alike
+from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.all_versions import PROTOCOL_VERSION
 from jax_passing.protocol.outside import Outside
 from jax_passing.protocol.overview import Document
 from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
+from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.recent import Recent
 from jax_passing.switch.meetings.meetings import Meetings
-from jax_passing.switch.status.document import JOBS_MAX, of_chronicle, of_drain, of_epoch, of_job, of_meeting
+from jax_passing.switch.status.document import (
+    JOBS_MAX,
+    of_chronicle,
+    of_drain,
+    of_epoch,
+    of_job,
+    of_journal,
+    of_meeting,
+)
 
 log = logging.getLogger("jax_passing.switch")
 
 AGAIN_S = 0.5  # making it takes a look at all slots, and anybody may ask
+ASK_HOSTS_S = 5.0  # hosts are asked to write their records no more often
 
 
 @dataclass(frozen=True)
@@ -49,8 +61,23 @@ class Report:
         self._outside = outside
         self._counts, self._connections = counts, connections
         self._began = outside.now()
-        self._made_at = float("-inf")
+        self._made_at = self._asked_hosts_at = float("-inf")
         self._made: Document = {}
+
+    def answer(self, query: messages.StatusQuery, job: str | None) -> messages.Status:
+        """Returns what to tell who asks: the document, with the last events if flight records are wanted. Then the
+        hosts are asked to write theirs. `job`: the only one of which the other may know."""
+        document = self.document(job)
+        if not query.records:
+            return messages.Status(document)
+        now = self._outside.now()
+        if now - self._asked_hosts_at >= ASK_HOSTS_S:
+            self._asked_hosts_at = now
+            for epoch in self._jobs.epochs():
+                if epoch.state is EpochState.RUNNING and job in (None, job_names.base(epoch.job.name)):
+                    for member in epoch.members:
+                        member.connection.send(messages.WriteRecord())
+        return messages.Status({**document, "events": of_journal(self._jobs.chronicle.journal, now, job)})
 
     def document(self, job: str | None = None) -> Document:
         """Returns the whole document, or what an owner of this job's key may see of it."""

@@ -12,6 +12,7 @@ from jax_passing.switch.jobs.epochs import Epoch, Inquiry, Member, ParentConnect
 log = logging.getLogger("jax_passing.switch")
 
 PATIENCE_S = 0.8  # a host waits a second for its answer (host/membership.py)
+AWAITED_S = 1.0  # a host hears no more often that others wait for it
 PATIENCE_SHARE = 0.75  # of it for the switches beyond the next one: their answers come in time to be passed on
 
 Asked = Connection | ParentConnection  # another switch
@@ -149,8 +150,12 @@ class Questions:
         version: int,
         inquiries: set[Inquiry],
         reply: Callable[[messages.SlotState], object],
+        *,
+        asker: Member | None = None,
+        sum_name: str = "",
     ) -> None:
-        """Answers a host about a slot of its job."""
+        """Answers a host about a slot of its job. Those of our hosts that are missing hear that the asker waits for
+        them in this sum."""
         first = epoch.slot_first
         assert first is not None  # the slot is the job's
         left = tuple(sorted(epoch.left))
@@ -163,7 +168,11 @@ class Questions:
             return
         sequence, complete = held.sequence, held.complete
 
+        epoch.stalled = (sequence, sum_name)
+
         def conclude(answer: messages.Answer) -> None:
+            if asker is not None:
+                self.tell_awaited(epoch, answer.missing, asker, sum_name)
             reply(
                 messages.SlotState(
                     left=left,
@@ -172,12 +181,21 @@ class Questions:
                     complete=complete,
                     missing=answer.missing,
                     trouble=answer.trouble,
-                    who=epoch.who(answer.missing) if answer.missing else "",
+                    who=epoch.where(answer.missing) if answer.missing else "",
                 )
             )
 
         ask = messages.Ask(0, slot - first, version, sequence, PATIENCE_S)
         self.answer(epoch, ask, None, inquiries, conclude)
+
+    def tell_awaited(self, epoch: Epoch, missing: Sequence[int], asker: Member, sum_name: str) -> None:
+        """Tells those of our hosts that are missing, at most once a second."""
+        now = self.outside.now()
+        for member in epoch.members:
+            if member.rack or member is asker or member.rank not in missing or now < member.awaited_told + AWAITED_S:
+                continue
+            member.awaited_told = now
+            member.connection.send(messages.Awaited(epoch.where([asker.rank]), sum_name))
 
 
 def _said_below(epoch: Epoch, rack: Member, said: messages.Answer | None) -> tuple[set[int], list[str]]:

@@ -173,6 +173,9 @@ class Uplink:
                 self._questions.on_answer(self, message)
             case messages.Failed(kind) if is_kind(kind):
                 jobs.fail(epoch, message, reporter=self)
+            case messages.WriteRecord():
+                for member in epoch.members:
+                    member.connection.send(message)
             case messages.Bye() if is_running:
                 jobs.finish(epoch)
             case messages.Ask() | messages.Left():

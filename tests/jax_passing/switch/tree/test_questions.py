@@ -43,7 +43,7 @@ async def test_queries_name_the_missing_ranks(switch):
     await until(lambda: epoch.left == {2})
     hosts[0].send(messages.Query(welcome.slot_first + 3, 1))
     assert await hosts[0].receive() == messages.SlotState(
-        left=(2,), empty=False, sequence=5, complete=False, missing=(1, 3), who="ranks 1, 3"
+        left=(2,), empty=False, sequence=5, missing=(1, 3), who="rank 1 (127.0.0.1) and rank 3 (127.0.0.1)"
     )
     hosts[0].send(messages.Query())
     assert await hosts[0].receive() == messages.SlotState(left=(2,))

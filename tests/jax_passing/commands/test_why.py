@@ -1,0 +1,41 @@
+"""`jax-passing why` reads files and folders."""
+
+import json
+
+import pytest
+
+from jax_passing.commands.cli import main
+from jax_passing.records import files
+from support.records.made import A, host, sum_of, switch
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs the command; returns its exit code and its output."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["jax-passing", "why", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, capsys.readouterr().out
+
+    return run
+
+
+def test_sentences_and_json(run, tmp_path):
+    waits = files.write(host(0, [sum_of(A, 1, "started", 3.0)], world_size=2), "a-rank0", tmp_path)
+    late = files.write(host(1, world_size=2), "b-rank1", tmp_path)
+    code, out = run(waits, late)
+    assert code == 0
+    assert f"Rank 0 waited for rank 1 in {A}" in out
+    assert run(tmp_path) == (0, out)
+    code, out = run(tmp_path, "--json")
+    document = json.loads(out)
+    assert (code, document["records"], document["without_record"]) == (0, [0, 1], [])
+    assert document["waits"][0]["absent"] == [1]
+
+
+def test_what_is_no_use_is_said(run, tmp_path):
+    assert run(tmp_path) == (f"jax-passing: There is no flight record in {tmp_path}.", "")
+    code, _ = run(files.write(switch([]), "switch", tmp_path))
+    assert code.startswith("jax-passing: None of these records is of a host")
