@@ -159,7 +159,7 @@ class Campaign:
             case "HostLostError":
                 return victim is not None and answer["ranks"] == [victim]
             case "DeadlineExceededError" if "SIGSTOP" in fault:
-                whom = f"Missing: rank {victim}." if victim is not None else self.address
+                whom = f"Missing: rank {victim} (" if victim is not None else self.address
                 return whom in answer["text"]
             case "SwitchLostError":
                 return victim is None and self.address in answer["text"]

@@ -29,6 +29,7 @@ log = logging.getLogger("jax_passing.switch")
 
 AGAIN_S = 0.5  # making it takes a look at all slots, and anybody may ask
 ASK_HOSTS_S = 5.0  # hosts are asked to write their records no more often
+ASK_HOSTS_UNPROVED_S = 60.0  # where anybody may have them asked
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Report:
         if not query.records:
             return messages.Status(document)
         now = self._outside.now()
-        if now - self._asked_hosts_at >= ASK_HOSTS_S:
+        if now - self._asked_hosts_at >= (ASK_HOSTS_S if self._facts.has_key else ASK_HOSTS_UNPROVED_S):
             self._asked_hosts_at = now
             for epoch in self._jobs.epochs():
                 if epoch.state is EpochState.RUNNING and job in (None, job_names.base(epoch.job.name)):
