@@ -189,10 +189,8 @@ class Settings:
     """A sum that takes longer is reported in the log."""
     join_deadline_s: Seconds = 60.0
     """How long to wait for the switch and the other ranks to appear."""
-    strategy: Annotated[str, one_of(STRATEGIES)] = "passing"
-    """The strategy of sums that name none: one of STRATEGIES."""
-    wire_dtype: Annotated[str, one_of(WIRES)] = "full"
-    """How floats of the sums that don't say so travel: one of WIRES."""
+    strategy: Annotated[str, one_of(STRATEGIES)] = "passing"  # of sums that name none
+    wire_dtype: Annotated[str, one_of(WIRES)] = "full"  # how floats of the sums that don't say so travel
     seed: Annotated[int, integer(0, 2**63 - 1)] = 0
     """The seed of the random rounding of floats that travel as integers of a few bits."""
     link_gbit: Gbit | None = None
@@ -200,8 +198,7 @@ class Settings:
     key_file: Annotated[Path, parsed(_file, "the name of a file")] | None = None
     """The file with the job's key, if the switch wants one (docs/operate/switches.md)."""
     check_sums: Annotated[bool, Meta(description="true or false")] | None = None
-    """Whether hosts check that results are the sums of what all hosts sent; None: they do if a key is set, and some
-    switch can't check packets' tags."""
+    """Hosts check that results are sums of what all sent; None: if a key is set, and some switch can't check tags."""
     check_equal: Annotated[bool, Meta(description="true or false")] = True
     """Hosts compare the values that their programs take for equal, such as parameters, where these first come."""
     check_nans: Annotated[bool, Meta(description="true or false")] = False
@@ -216,8 +213,7 @@ class Settings:
     """Switches, each of which replaces all of `switch` if that is lost or has no slots left."""
     lease_s: LeaseSeconds | None = None
     """A host that is silent for so long is lost to its switch, and a silent switch to the host; None: `lease`."""
-    metrics: Local | None = None
-    """Where this host tells its metrics by HTTP; None: nowhere."""
+    metrics: Local | None = None  # where this host tells its metrics by HTTP; None: nowhere
     record_folder: Annotated[Path, parsed(_file, "the name of a folder")] | None = None
     """Where flight records are written; None: to one in the system's folder for temporary files."""
 
