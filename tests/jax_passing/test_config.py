@@ -38,7 +38,7 @@ def test_one_host_without_any_setting():
 
 
 @pytest.mark.parametrize(
-    ("given", "lease_s"), [({}, 30.0), ({"world_size_min": 1}, 2.0), ({"world_size_min": 1, "lease_s": 7}, 7.0)]
+    ("given", "lease_s"), [({}, 30.0), ({"world_size_min": 1}, 1.0), ({"world_size_min": 1, "lease_s": 7}, 7.0)]
 )
 def test_only_those_that_survive_a_false_alarm_have_a_short_lease(given, lease_s):
     assert resolve(given)[0].lease == lease_s
