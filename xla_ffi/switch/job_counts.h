@@ -58,12 +58,18 @@ class JobCounter {
     one.waited_until_us = now_us;
   }
 
-  // Without the chunks that wait.
-  JobCounts Counts(uint64_t now_us) const {
+  // Since the worker's latest contribution, or since the job was added.
+  uint64_t SilentUs(uint16_t worker, uint64_t now_us) const { return now_us - workers_[worker].latest_us; }
+
+  // Without the chunks that wait. `waits_us`: for how long, by worker, a chunk has waited that lacks nothing but its
+  // contribution.
+  JobCounts Counts(uint64_t now_us, const std::vector<uint64_t>& waits_us) const {
     JobCounts counts{.chunks = chunks_, .lanes = lanes_, .workers = {}};
-    for (const Worker& worker : workers_) {
-      counts.workers.push_back(worker.counts);
-      counts.workers.back().silent_us = now_us - worker.latest_us;
+    for (size_t index = 0; index < workers_.size(); ++index) {
+      const Worker& worker = workers_[index];
+      WorkerCounts& told = counts.workers.emplace_back(worker.counts);
+      told.silent_us = SilentUs(static_cast<uint16_t>(index), now_us);
+      if (workers_.size() > 1) told.waited_us += std::min(waits_us[index], now_us - worker.waited_until_us);
     }
     return counts;
   }

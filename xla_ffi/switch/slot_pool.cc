@@ -1,5 +1,6 @@
 #include "switch/slot_pool.h"
 
+#include <algorithm>
 #include <bit>
 #include <cassert>
 #include <cstring>
@@ -289,17 +290,31 @@ Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::sp
 std::optional<JobCounts> SlotPool::CountsOf(uint16_t number) const {
   if (number >= jobs_.size() || jobs_[number] == nullptr) return std::nullopt;
   const Job& job = *jobs_[number];
-  JobCounts counts = job.counter.Counts(now_us_);
+  uint32_t waiting = 0;
+  std::optional<WaitingChunk> oldest;
+  std::vector<uint64_t> waits_us(job.slots.addresses.size());
   for (uint32_t slot = job.slots.slot_first; slot < job.slots.slot_first + job.slots.slot_count; ++slot) {
     for (uint8_t version = 0; version < 2; ++version) {
       const Version& held = slots_[slot].versions[version];
       if (held.empty || held.complete) continue;
-      ++counts.waiting;
+      ++waiting;
       const uint32_t waited_us = static_cast<uint32_t>(now_us_) - held.added_us;
-      if (counts.oldest && counts.oldest->waited_us >= waited_us) continue;
-      counts.oldest = {slot, version, held.sequence, held.bitmap, waited_us};
+      if (const uint64_t missing = AllWorkers(waits_us.size()) & ~held.bitmap; std::has_single_bit(missing)) {
+        const auto worker = static_cast<uint16_t>(std::countr_zero(missing));
+        // One that has sent later chunks isn't late: nobody needs this one any more, or it was lost.
+        const bool is_late = waited_us <= job.counter.SilentUs(worker, now_us_);
+        if (is_late) waits_us[worker] = std::max<uint64_t>(waits_us[worker], waited_us);
+      }
+      if (oldest) {  // of those that came together, the first in the job's order
+        const bool is_later = static_cast<int32_t>(held.sequence - oldest->sequence) > 0;
+        if (waited_us < oldest->waited_us || (waited_us == oldest->waited_us && is_later)) continue;
+      }
+      oldest = {slot, version, held.sequence, held.bitmap, waited_us};
     }
   }
+  JobCounts counts = job.counter.Counts(now_us_, waits_us);
+  counts.waiting = waiting;
+  counts.oldest = oldest;
   return counts;
 }
 

@@ -90,7 +90,7 @@ def _since(sample: _Sample, counts: JobCounts, now: float) -> Counted:
             new.contributions - old.contributions,
             new.resends - old.resends,
             new.last - old.last,
-            new.waited_us - old.waited_us,
+            max(0, new.waited_us - old.waited_us),  # a wait of more than an hour begins anew
             new.silent_us,
         )
         for new, old in zip(counts.workers, before.workers, strict=True)

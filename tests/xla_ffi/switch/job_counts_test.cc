@@ -47,6 +47,30 @@ TEST_F(JobCountsTest, theOthersWaitForTheLastWorker) {
   }
 }
 
+TEST_F(JobCountsTest, aWaitThatGoesOnCountsAlready) {
+  for (const uint16_t slot : {0, 1}) {
+    At(1000, 0, slot, slot);
+    At(1200, 1, slot, slot);
+  }
+  pool_.SetTime(2200);
+  EXPECT_EQ(pool_.CountsOf(3)->workers[2].waited_us, 1000);
+  At(3200, 2, 0, 0);
+  EXPECT_EQ(pool_.CountsOf(3)->workers[2].waited_us, 2000);
+  At(3300, 2, 1, 1);
+  pool_.SetTime(9000);
+  const JobCounts counts = pool_.CountsOf(3).value();
+  EXPECT_EQ(counts.workers[2].waited_us, 2100);
+  EXPECT_EQ(counts.workers[0].waited_us, 0);
+}
+
+TEST_F(JobCountsTest, nobodyWaitsForAWorkerThatHasGoneOn) {
+  At(1000, 0, 0, 0);
+  At(1000, 1, 0, 0);  // its packet was lost, and nobody needs that chunk any more
+  for (const uint16_t worker : {0, 1, 2}) At(1100 + worker, worker, 1, 1);
+  pool_.SetTime(9000);
+  EXPECT_EQ(pool_.CountsOf(3)->workers[2].waited_us, 1);
+}
+
 TEST_F(JobCountsTest, waitsSideBySideCountOnce) {
   for (const uint16_t slot : {0, 1, 2}) {
     At(1000, 0, slot, slot);
@@ -84,6 +108,11 @@ TEST_F(JobCountsTest, theOldestOfTheChunksThatWait) {
   EXPECT_EQ(counts.oldest->bitmap, 0b001);
   EXPECT_EQ(counts.oldest->waited_us, 1000);
   EXPECT_FALSE(pool_.CountsOf(4).has_value());
+}
+
+TEST_F(JobCountsTest, theFirstInTheOrderOfThoseThatCameTogether) {
+  for (const uint32_t sequence : {6, 3, 4, 5}) At(1000, 0, sequence % 4, sequence);  // 4 is in the first slot
+  EXPECT_EQ(pool_.CountsOf(3)->oldest->sequence, 3);
 }
 
 TEST_F(JobCountsTest, nobodyIsLastOfOne) {
