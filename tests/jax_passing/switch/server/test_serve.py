@@ -10,13 +10,10 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
 
 import pytest
 
 from jax_passing.errors import ConfigError
-from jax_passing.metrics import exposition
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.server import serve
 from jax_passing.switch.server.output import LogHandler, write_line
@@ -345,28 +342,3 @@ def test_it_logs_what_jobs_do(start, flags):
     ):
         assert re.fullmatch(part, line)
     assert ("DEBUG job" in err) == (flags == ("--verbose",))
-
-
-# Metrics.
-
-
-def test_metrics_of_the_process_count_lines_that_its_log_leaves_out(start):
-    process = start("--listen", "127.0.0.1:0", "--metrics", "0", "--verbose")
-    port = port_of(process)
-    url = next(line for line in process.stderr if "metrics at" in line).split()[-3].removesuffix("/metrics,")
-    assert urllib.request.urlopen(f"{url}/health", timeout=60).read() == b"this switch admits jobs\n"
-    for _ in range(30):
-        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-            connection.sendall(b"nonsense\n")
-            assert connection.makefile("rb").read()
-    time.sleep(0.6)  # the status is made anew
-    told = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
-    assert 'jax_passing_switch_events_total{event="messages_malformed"} 30.0' in told
-    dropped = re.search(r'jax_passing_switch_events_total{event="log_lines_dropped"} (\d+)', told)
-    assert int(dropped[1]) >= 8
-
-
-def test_metrics_without_the_library_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(ConfigError, match=r"pip install 'jax-passing\[metrics\]'"):
-        exposition.check_installed()

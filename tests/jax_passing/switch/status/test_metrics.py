@@ -1,15 +1,23 @@
 """The metrics of a switch say what its status says, in two forms, and there is a bounded number of them."""
 
 import asyncio
+import socket
+import sys
+import time
+import urllib.request
 
 import pytest
 from prometheus_client import parser as text_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from jax_passing.metrics import http_server
+from jax_passing.config import parse_address
+from jax_passing.errors import ConfigError
+from jax_passing.metrics import exposition, http_server
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
 from jax_passing.switch.status import families as told
 from jax_passing.switch.status.metrics_server import MetricsServer
+from jax_passing.switch.status.report import AGAIN_S
+from support.jobs.cluster import Switch as Process
 from support.switch.control import scenario
 
 PREFIX = "jax_passing_switch_"
@@ -195,3 +203,26 @@ def test_a_rack_is_named_by_its_lowest_rank_and_its_switch():
     rack = {**job("a", 1)["members"][0], "ranks": [4, 5, 6], "switch": "10.0.1.1:7171"}
     document = {**EMPTY, "jobs": [{**job("a", 0), "members": [rack]}]}
     assert found_in(document)["rank_last_total", ("a", "0", "4", "10.0.1.1:7171")] == 2
+
+
+def test_a_switchs_process_counts_lines_that_its_log_leaves_out():
+    process = Process("127.0.0.1:0", "--metrics", "0", "--verbose")
+    try:
+        url = process.wait_for(r"metrics at (http://\S+)/metrics")[1]
+        assert urllib.request.urlopen(f"{url}/health", timeout=60).read() == b"this switch admits jobs\n"
+        for _ in range(30):
+            with socket.create_connection(parse_address(process.address), timeout=60) as connection:
+                connection.sendall(b"nonsense\n")
+                assert connection.makefile("rb").read()
+        time.sleep(AGAIN_S)
+        found = samples(urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode())
+        assert found["events_total", ("messages_malformed",)] == 30
+        assert found["events_total", ("log_lines_dropped",)] >= 8
+    finally:
+        process.stop()
+
+
+def test_without_the_library_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigError, match=r"pip install 'jax-passing\[metrics\]'"):
+        exposition.check_installed()
