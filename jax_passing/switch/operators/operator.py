@@ -18,6 +18,7 @@ HOW_TO_OPERATE = (
     "Give the switch's own key (--key-file), or run the command without one on the switch's machine, as the user that "
     "runs the switch or as root. With the key of a job (--key-file), its owners may end that job."
 )
+JOBS_SHOWN = 8
 _KIND = EndedByOperatorError.__name__
 
 
@@ -42,7 +43,7 @@ class Operator:
             )
         drain = self._jobs.drain
         if command.action == "end":
-            text, again = self._end(command, who, own_name), False
+            text, again = self._end(command, who, own_name, owned), False
         elif command.action == "drain":
             again = drain.since is not None and command.reason in ("", drain.reason)
             drain.begin(self._here(), command.reason)
@@ -54,18 +55,18 @@ class Operator:
         if not again:
             why = f" ({command.reason})" if command.reason else ""
             log.warning("%s So says the operator, %s%s.", text, who, why)
-        return messages.Done(text, len(self._here()))
+        return messages.Done(text, len(self._here() if owned is None else self._here() & {owned}))
 
     def _here(self) -> set[str]:
         """Returns the users' names of the jobs that have hosts here."""
         jobs = {epoch.job.name for epoch in self._jobs.epochs()} | self._meetings.jobs()
         return {job_names.base(job) for job in jobs}
 
-    def _end(self, command: messages.Command, who: str, own_name: str) -> str:
+    def _end(self, command: messages.Command, who: str, own_name: str, owned: str | None) -> str:
         job = command.job
         if job not in self._here():
-            here = ", ".join(map(repr, sorted(self._here()))) or "none"
-            raise RefusalError(f"There is no job {job!r} at the switch at {own_name}. Jobs that are there: {here}.")
+            there = f" There {_listed(sorted(self._here()))}." if owned is None else ""
+            raise RefusalError(f"No job {job!r} is at the switch at {own_name}.{there}")
         why = f": {command.reason}" if command.reason else ""
         epochs = [epoch for epoch in self._jobs.epochs() if job_names.base(epoch.job.name) == job]
         if command.rank is not None:
@@ -95,6 +96,14 @@ class Operator:
             else:
                 self._jobs.refuse(epoch, messages.Refused(_KIND, text, rank))
         return f"Rank {rank} was put out of {found[0]}."
+
+
+def _listed(jobs: list[str]) -> str:
+    """Says which jobs there are. Their names are for operators alone."""
+    if not jobs:
+        return "are none"
+    more = f" and {len(jobs) - JOBS_SHOWN} more" if len(jobs) > JOBS_SHOWN else ""
+    return ("is " if len(jobs) == 1 else "are ") + ", ".join(map(repr, jobs[:JOBS_SHOWN])) + more
 
 
 def _of_hosts(job: str, epochs: list[Epoch]) -> list[Epoch]:

@@ -90,7 +90,7 @@ def test_the_user_of_the_switch_ends_a_job_and_a_rank(running, run, world_size):
     end(hosts)
     assert {host.failure.ranks for host in hosts} == {(1,)}
     problem, _ = run("end", running.address, "test")
-    assert "doesn't do that: There is no job 'test' at the switch" in problem
+    assert "doesn't do that: No job 'test' is at the switch" in problem
 
 
 def test_other_users_may_not(running, run, monkeypatch):

@@ -169,8 +169,10 @@ async def test_one_rank_of_a_job_that_forms_makes_room_for_another(switch):
 @scenario()
 async def test_jobs_and_ranks_that_arent_here(switch):
     await switch.job()
-    with pytest.raises(RefusalError, match=r"no job 'b' at the switch at \S+\. Jobs that are there: 'a'\."):
+    with pytest.raises(RefusalError, match=r"^No job 'b' is at the switch at \S+\. There is 'a'\.$"):
         say(switch, "end", job="b")
+    with pytest.raises(RefusalError, match=r"^No job 'b' is at the switch at \S+\.$"):  # others' names are nobody's
+        say(switch, "end", owned="b", job="b")
     with pytest.raises(RefusalError, match=r"Rank 5 isn't in that job at this switch, which has ranks 0, 1 of it\."):
         say(switch, "end", job="a", rank=5)
 
