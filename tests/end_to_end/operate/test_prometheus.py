@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import signal
 import time
 import urllib.parse
 import urllib.request
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from support.jobs.cluster import LIMIT_S, Cluster, Process, Switch, free_address
+from support.pages import blocks, page
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "operate" / "grafana.json"
 PROMETHEUS = shutil.which("prometheus")
@@ -52,10 +54,13 @@ def until(condition: Any) -> None:
 
 def start_prometheus(cluster: Cluster, folder: Path, targets: list[str]) -> str:
     address = free_address()
+    (rules,) = (block.text for block in blocks(page("watching.md")) if "alert:" in block.text)
+    (folder / "rules.yml").write_text(rules)
     (folder / "prometheus.yml").write_text(
         json.dumps(  # JSON is YAML
             {
-                "global": {"scrape_interval": "1s"},
+                "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+                "rule_files": [str(folder / "rules.yml")],
                 "scrape_configs": [{"job_name": "jax-passing", "static_configs": [{"targets": targets}]}],
             }
         )
@@ -108,6 +113,15 @@ def test_each_query_of_the_dashboard_finds_series(cluster: Cluster, tmp_path: Pa
     assert {one["metric"]["rank"] for one in found("jax_passing_switch_rank_silent_seconds")} == {"0", "1"}
     assert {one["metric"]["job_name"] for one in found("jax_passing_host_failed")} == {"endless.py"}
     assert found("up == 0") == []
+
+    def alerts() -> list[dict[str, str]]:
+        return [alert["labels"] for alert in get(prometheus, "/api/v1/alerts")["data"]["alerts"]]
+
+    hosts[1].signal(signal.SIGSTOP)
+    until(lambda: {"JobStandsStill", "RankIsLate"} <= {alert["alertname"] for alert in alerts()})
+    assert {alert["rank"] for alert in alerts() if alert["alertname"] == "RankIsLate"} == {"1"}
+    hosts[1].signal(signal.SIGCONT)
+    until(lambda: "JobStandsStill" not in {alert["alertname"] for alert in alerts()})
 
 
 def test_panels_dont_overlap_and_say_what_they_show() -> None:

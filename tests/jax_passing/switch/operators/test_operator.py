@@ -225,3 +225,15 @@ async def test_new_jobs_dont_meet_at_a_switch_that_drains(tree, root, rack):
         host = await seat(switch, 0, 2, 2, job="new")
         assert "drains it: jobs that were here" in await host.refusal(DRAINING)
     assert root.plane.meetings.by_job == {}
+
+
+@in_tree(racks=2)
+async def test_a_job_that_forms_ends_at_all_racks_and_a_rank_at_its_own(tree, root, rack, other):
+    hosts = [await rack.join(0, 4), await rack.join(1, 4), await other.join(2, 4)]
+    await root.has(0, 1, 2)
+    say(root, "end", job="a", rank=1)
+    assert "put rank 1 out of job 'a'" in await hosts.pop(1).refusal(ENDED)
+    await root.has(0, 2)
+    say(root, "end", job="a")
+    for host in hosts:
+        assert "ended job 'a'" in await host.refusal(ENDED)
