@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jax_passing._public import *  # noqa: F403
 
     from . import optax as optax
+    from . import ray as ray
 
     __version__: str
 
@@ -26,8 +27,8 @@ def __getattr__(name: str) -> Any:
         return _import_native()
     if name == "__version__":
         return _version()
-    if name == "optax":
-        return importlib.import_module("jax_passing.optax")  # the only part that needs the library of this name
+    if name in ("optax", "ray"):
+        return importlib.import_module(f"jax_passing.{name}")  # the only part that needs the library of this name
     if name == "__all__":
         return ["errors", *_public_names()]
     if name == "lax_over_hosts":

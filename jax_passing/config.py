@@ -322,7 +322,7 @@ def _check_whole(settings: Settings, sources: Mapping[str, str], environment: Ma
     elif settings.world_size > 1:
         raise ConfigError(
             f"A world of {settings.world_size} ranks ({sources['world_size']}) needs a switch. Start one with "
-            f"`jax-passing switch --listen HOST:PORT` and set {PREFIX}SWITCH=HOST:PORT, or use `jax-passing run`."
+            f"`jax-passing switch` and set {PREFIX}SWITCH=HOST:PORT, or use `jax-passing run`, or jax_passing.ray.init."
         )
     if settings.standby and settings.switch is None:
         raise ConfigError(f"A standby is given ({sources['standby']}), but no switch that it could replace.")

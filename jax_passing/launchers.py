@@ -6,6 +6,7 @@ that has started this process.
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,27 @@ class Rank(NamedTuple):
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world_size} ({self.source})"
+
+
+def rank_of_ray() -> Rank | None:
+    """Returns what Ray Train says of this process, if that is one of its workers. Ray itself is never imported: a
+    worker has it. It sets no variables, and starts workers from agents that another launcher may have started."""
+    if (train := sys.modules.get("ray.train")) is None:
+        return None
+    try:
+        context = train.get_context()
+        return Rank(int(context.get_world_rank()), int(context.get_world_size()), "Ray Train's context")
+    except (AttributeError, RuntimeError, TypeError):  # a process that isn't a worker: a driver, an actor
+        return None
+
+
+def is_actor_of_ray() -> bool:
+    """Tells whether this process is an actor of Ray's, which doesn't tell it how many others do the same."""
+    ray = sys.modules.get("ray")
+    try:
+        return ray is not None and ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def rank_of_mpi(environment: Environment, process: int | None = None) -> Rank | None:

@@ -21,7 +21,7 @@ case "${1:-}" in
   --thorough)
     stages+=(
       slow_tests more_end_to_end slot_protocol p4 documentation randomised_search fuzzing address_sanitizer
-      thread_sanitizer bazel newest_jax wheels quickstart
+      thread_sanitizer bazel newest_jax wheels clusters quickstart
     )
     ;;
   -*) echo "usage: bash tests/check.sh [--quick | --thorough | STAGE...]" >&2 && exit 2 ;;
@@ -257,6 +257,19 @@ wheels() {
     "$venv/user/bin/pip" install --quiet --find-links "$work/wheel" --find-links "$work/wheel-3.12" jax-passing
     PATH=$venv/empty "$venv/user/bin/jax-passing" run --hosts 2 examples/hello_psum.py
   done
+}
+
+# Real launchers: Slurm, and those of MPI inside its jobs, Ray, a notebook's kernel; manifests by Kubernetes' schemas.
+# The tests of what isn't to be had here are left out, and say so.
+clusters() {
+  local sudo= venv=$work/clusters
+  [ "$(id -u)" = 0 ] || sudo=sudo
+  $sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurm-wlm munge mpich \
+    >/dev/null || echo "apt has no Slurm or no MPICH here: their tests are left out"
+  make_venv "$venv" python3
+  install_wheel "$venv" "$work/wheel" jax==0.10.0 jaxlib==0.10.0 "ray[train]==2.60.0" nbclient==0.11.0 ipykernel==7.4.0 \
+    kubernetes-validate==1.37.0
+  pytest_in "$venv" --numprocesses=1 tests/clusters
 }
 
 # As a newcomer runs it: its programs import what lies beside them.

@@ -6,9 +6,10 @@ Later the first collective would tell, after all compiling; or none, if each pro
 import logging
 import multiprocessing
 
-from jax_passing import config
+from jax_passing import config, launchers
 from jax_passing._compat import process
 from jax_passing.config import FOR_JAX, PREFIX, address_text
+from jax_passing.errors import ConfigError
 from jax_passing.host import init
 from jax_passing.host.session import current
 
@@ -24,7 +25,8 @@ def check() -> None:
     """Warns if there are several processes, but no switch for them yet, which `jax_passing.init` may still name.
 
     Raises:
-      ConfigError: there is a switch, but JAX knows no other process, and nobody has said that there is none.
+      ConfigError: there is a switch, or there are other workers of Ray Train's, but JAX knows no other process, and
+        nobody has said that there is none.
     """
     if multiprocessing.parent_process() is not None:
         return  # it helps a host, as in loading data, and has its variables
@@ -33,6 +35,12 @@ def check() -> None:
     given = config.settings_given({})
     world_size = process.count()
     switch = given.get("switch")
+    ray = launchers.rank_of_ray() if world_size == 1 and given.get("world_size") != 1 else None
+    if ray is not None and ray.world_size > 1:
+        raise ConfigError(
+            f"Ray Train has {ray.world_size} workers, but JAX knows this one only, and would train by itself: Ray "
+            f"initializes jax.distributed for TPUs and GPUs alone. {_HOW}."
+        )
     if switch is None and world_size > 1:
         log.warning(
             "JAX's collectives are to go over a switch (jax_passing.use_for_jax or %s), but none is configured, and "

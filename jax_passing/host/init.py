@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from jax_passing import config
+from jax_passing import config, launchers
 from jax_passing._compat import jaxprs, patches, process
 from jax_passing.config import address_text, wire_dtype_was_wire
 from jax_passing.errors import ConfigError, UsageError
@@ -202,6 +202,12 @@ def _resolve(arguments: dict[str, Any], path: str | Path | None) -> tuple[config
 
 @functools.cache
 def _say_alone() -> None:
+    if launchers.is_actor_of_ray():
+        raise ConfigError(
+            "jax_passing.init in an actor of Ray's: nothing names a switch, a rank and a number of hosts, so each "
+            "actor would train by itself. Write jax_passing.init(switch, job=..., rank=..., world_size=...), or call "
+            "jax_passing.ray.init in workers of Ray Train. A world of one is world_size=1."
+        )
     log.warning(
         "jax_passing.init: nothing names a switch or a number of hosts, so this host is the whole world, and its sums "
         "go over its own devices. Set %sWORLD_SIZE=1 if that is what you want.",
