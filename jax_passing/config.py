@@ -185,7 +185,7 @@ class Settings:
     world_size: Annotated[int, integer(1, RANKS_MAX)] = 1
     deadline_s: Seconds = 60.0
     """A sum, and the wait for the other ranks at shutdown, fails after this time."""
-    warn_s: Seconds = 5.0
+    warn_s: Seconds = 4.0
     """A sum that takes longer is reported in the log."""
     join_deadline_s: Seconds = 60.0
     """How long to wait for the switch and the other ranks to appear."""

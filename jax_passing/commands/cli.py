@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import jax_passing
-from jax_passing.commands import conformance, doctor, key, plan, run, simulate, switch, why
+from jax_passing.commands import conformance, doctor, key, plan, run, simulate, switch, trace, why
 from jax_passing.commands.bench.command import bench
 from jax_passing.commands.operate.commands import drain, end
 from jax_passing.commands.status.command import status
@@ -41,6 +41,7 @@ app.command()(status)
 app.command()(drain)
 app.command()(end)
 app.command()(why.why)
+app.command()(trace.trace)
 app.command()(plan.plan)
 app.command()(simulate.simulate)
 app.command()(bench)

@@ -2,25 +2,24 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from jax_passing.records.why import Findings
 
-def why(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="Flight records of hosts and switches, or folders of them.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Tell from flight records why a job stood still: who waited for whom, where in the program, and since when.
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="Flight records of hosts and switches, or folders of them.")
+]
 
-    Of several jobs it tells of the one that wrote a record last. Exit code 1 if no record is of a host.
-    """
+
+def examined(files: Sequence[Path]) -> "Findings":
+    """Reads the records, and returns what they show. Raises ConfigError."""
     from jax_passing.errors import ConfigError
     from jax_passing.records.files import read
-    from jax_passing.records.sentences import sentences
     from jax_passing.records.why import examine
 
     found = [each for file in files for each in (sorted(file.glob("record-*.json")) if file.is_dir() else [file])]
@@ -29,6 +28,20 @@ def why(
     findings = examine([read(file) for file in found])
     if findings is None:
         raise ConfigError("None of these records is of a host: a switch alone doesn't know who waits for whom.")
+    return findings
+
+
+def why(
+    files: Files,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all waits as JSON.")] = False,
+) -> None:
+    """Tell from flight records why a job stood still: who waited for whom, where in the program, and since when.
+
+    Of several jobs it tells of the one that wrote a record last.
+    """
+    from jax_passing.records.sentences import sentences
+
+    findings = examined(files)
     told = sentences(findings)
     if as_json:
         document = {

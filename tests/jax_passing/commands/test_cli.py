@@ -46,7 +46,7 @@ def test_a_wrong_flag_is_told_in_plain_lines_where_no_terminal_is():
     assert ended.stderr.isascii()
 
 
-OTHERS = "bench", "conformance", "doctor", "key"
+OTHERS = "bench", "conformance", "doctor", "key", "trace", "why"
 
 
 @pytest.mark.parametrize(

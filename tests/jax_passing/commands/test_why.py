@@ -1,4 +1,4 @@
-"""`jax-passing why` reads files and folders."""
+"""`jax-passing why` and `trace` read files and folders."""
 
 import json
 
@@ -13,8 +13,8 @@ from support.records.made import A, host, sum_of, switch
 def run(monkeypatch, capsys):
     """Runs the command; returns its exit code and its output."""
 
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["jax-passing", "why", *map(str, arguments)])
+    def run(*arguments, command="why"):
+        monkeypatch.setattr("sys.argv", ["jax-passing", command, *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         return end.value.code, capsys.readouterr().out
@@ -39,3 +39,12 @@ def test_what_is_no_use_is_said(run, tmp_path):
     assert run(tmp_path) == (f"jax-passing: There is no flight record in {tmp_path}.", "")
     code, _ = run(files.write(switch([]), "switch", tmp_path))
     assert code.startswith("jax-passing: None of these records is of a host")
+
+
+def test_a_trace(run, tmp_path):
+    files.write(host(0, [sum_of(A, 1, "started", 3.0)], world_size=2), "a-rank0", tmp_path)
+    trace = tmp_path / "trace.json"
+    assert run(tmp_path, "-o", trace, command="trace") == (0, f"wrote {trace}: job 'job', 1 of 2 ranks\n")
+    assert json.loads(trace.read_text())["otherData"]["job"] == "job"
+    code, _ = run(tmp_path, "-o", tmp_path / "missing" / "trace.json", command="trace")
+    assert code.startswith("jax-passing: Can't write ")

@@ -33,8 +33,8 @@ def sum_of(site_name, execution, state, ago_s, *, number=0, ended_ago_s=0.0, ste
     )
 
 
-def host(rank, sums=(), *, world_size=3, events=(), gatherings=(), job="job", epoch=5, written_ago_s=0.0):
-    """`events`: kind, seconds ago, text, facts."""
+def host(rank, sums=(), *, world_size=3, events=(), gatherings=(), job="job", epoch=5, written_ago_s=0.0, ahead_s=0.0):
+    """`events`: kind, seconds ago, text, facts. `ahead_s`: of its clock."""
     journal = Journal()
     journal.note(900.0, "joined", job, "joined", rank=rank)
     for kind, ago_s, text, facts in events:
@@ -44,7 +44,7 @@ def host(rank, sums=(), *, world_size=3, events=(), gatherings=(), job="job", ep
         gatherings,
         journal.events,
         1000 * US,
-        int((NOW - written_ago_s) * 1e9),
+        int((NOW - written_ago_s + ahead_s) * 1e9),
         job=job,
         rank=rank,
         world_size=world_size,
@@ -65,4 +65,6 @@ def switch(members, job="job"):
         }
         for rank, silent_s in members
     ]
-    return {"jobs": [{"job": job, "members": described}], OURS: {"kind": "switch", "written_at": NOW, "address": "s:1"}}
+    about = {"kind": "switch", "written_at": NOW, "address": "s:1"}
+    events = [{"at": NOW - 7.0, "kind": "started", "job": job, "text": "ranks 0, 1"}]
+    return {"jobs": [{"job": job, "members": described}], "events": events, OURS: about}

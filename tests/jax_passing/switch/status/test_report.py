@@ -135,3 +135,32 @@ async def test_a_racks_switch_is_a_member_of_its_parents(tree, root, rack, other
     rack.data_plane.counted[1] = COUNTS
     below = await asked(rack)
     assert below["switch"]["parent"] == below["jobs"][0]["parent"] == root.name
+
+
+@scenario()
+async def test_records_are_wanted_now_and_then(switch):
+    hosts, _ = await switch.job()
+    switch.plane.jobs.chronicle.refused("a stranger", "it may not")
+    for _ in range(2):  # the second time too soon for hosts
+        asker = await switch.connect()
+        asker.send(messages.StatusQuery(messages.PROTOCOL_VERSION, records=True))
+        events = (await asker.receive()).document["events"]
+        assert [event["kind"] for event in events] == ["joined", "joined", "started", "refused"]
+        assert events[0]["address"] == "127.0.0.1"
+        assert all(event["ago_s"] >= 0 for event in events)
+    for host in hosts:
+        assert await host.receive() == messages.WriteRecord()
+        host.send(messages.Heartbeat())
+        assert await host.receive() == messages.Heartbeat()
+
+
+@scenario()
+async def test_a_job_that_stands_still_is_noted_once(switch):
+    await switch.job()
+    (epoch,) = switch.plane.jobs.epochs()
+    chronicle = switch.plane.jobs.chronicle
+    for waited_us in (10_000, 2_000_000, 7_000_000):
+        chronicle.waits(epoch, WaitingChunk(slot=3, version=0, sequence=99, bitmap=0b01, waited_us=waited_us))
+    event = chronicle.journal.events[-1]
+    assert (event.kind, event.text, event.facts["missing"]) == ("stall", "waited 2.0 s for rank 1", [1])
+    assert [each.kind for each in chronicle.journal.events].count("stall") == 1

@@ -49,6 +49,22 @@ async def test_queries_name_the_missing_ranks(switch):
     assert await hosts[0].receive() == messages.SlotState(left=(2,))
 
 
+@scenario()
+async def test_who_is_missing_hears_who_waits_for_it(switch):
+    hosts, welcome = await switch.job(2, host_name="node")
+    switch.data_plane.slot_version = lambda slot, version: held(0b01)
+    ask = messages.Query(welcome.slot_first, 0, "train.py:4:2 psum")
+    hosts[0].send(ask, ask)  # only one of them is passed on
+    for _ in range(2):
+        assert (await hosts[0].receive()).missing == (1,)
+    assert await hosts[1].receive() == messages.Awaited("rank 0 (node, 127.0.0.1)", "train.py:4:2 psum")
+    hosts[1].send(messages.Query(sum="train.py:9:2 psum"))  # it waits for rank 0, which decides the order
+    assert await hosts[1].receive() == messages.SlotState(left=(), who="rank 0 (node, 127.0.0.1)")
+    assert await hosts[0].receive() == messages.Awaited("rank 1 (node, 127.0.0.1)", "train.py:9:2 psum")
+    (epoch,) = switch.plane.jobs.epochs()
+    assert epoch.stalled == (5, "train.py:4:2 psum")
+
+
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """Longer than this process, which stands for all switches and hosts, may be stopped."""

@@ -1,0 +1,27 @@
+"""`jax-passing trace`: what hosts and switches did, on one time line."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from jax_passing.commands.why import Files
+
+
+def trace(
+    files: Files,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write the trace here.")] = Path("trace.json"),
+) -> None:
+    """Make a trace of flight records, which https://ui.perfetto.dev shows: all hosts' sums on one time line."""
+    from jax_passing.commands.why import examined
+    from jax_passing.errors import ConfigError
+    from jax_passing.records.timeline import timeline
+
+    findings = examined(files)
+    document = timeline(findings)
+    try:
+        output.write_text(json.dumps(document))
+    except OSError as error:
+        raise ConfigError(f"Can't write {output}: {error}.") from error
+    typer.echo(f"wrote {output}: job {findings.job!r}, {len(findings.hosts)} of {findings.world_size} ranks")

@@ -1,0 +1,90 @@
+"""Makes one time line of the flight records of all hosts, which Perfetto and Chrome show. Pure functions.
+
+A result reaches all hosts at once. So clocks are aligned by the times at which hosts had the same sums: the median of
+the differences, as a host may be late with some of them.
+"""
+
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from jax_passing.records.files import OURS, Record
+from jax_passing.records.sentences import host_name, sum_name
+from jax_passing.records.why import Findings, HostView
+
+_SWITCH = 100_000  # the number of the first switch's process; a host's is its rank
+
+
+def timeline(found: Findings) -> Record:
+    """Returns a document in the trace event format, with times in microseconds since 1970, by the clock of the lowest
+    rank that is here."""
+    offsets = clock_offsets_ns(list(found.hosts.values()))
+    events: list[Record] = []
+    for rank, view in found.hosts.items():
+        events += _of_host(view, offsets[rank])
+    for number, switch in enumerate(found.switches):
+        events += _of_switch(switch, _SWITCH + number)
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "job": found.job,
+            "epoch": found.epoch,
+            "clock_offsets_us": {str(rank): round(offset / 1e3, 3) for rank, offset in offsets.items()},
+        },
+    }
+
+
+def clock_offsets_ns(views: Sequence[HostView]) -> dict[int, float]:
+    """Returns by how much each host's clock is ahead of the first one's; 0 if they have no complete sum in common."""
+    first = _ends(views[0])
+    offsets = {}
+    for view in views:
+        ends = _ends(view)
+        differences = [ends[key] - first[key] for key in ends.keys() & first.keys()]
+        offsets[view.rank] = statistics.median(differences) if differences else 0.0
+    return offsets
+
+
+def _ends(view: HostView) -> dict[Any, int]:
+    done = ((key, entry) for key, entry in view.sums.items() if entry["state"] == "completed")
+    return {key: entry["time_discovered_completed_ns"] for key, entry in done}
+
+
+def _of_host(view: HostView, offset_ns: float) -> Iterator[Record]:
+    def us(ns: float) -> float:
+        return (ns - offset_ns) / 1e3
+
+    who = host_name(view.facts["host_name"], view.facts["address"])
+    yield _named(view.rank, f"rank {view.rank}" + (f" ({who})" if who else ""))
+    written_ns = view.facts["written_at"] * 1e9
+    free_at: list[float] = []  # of each row: sums may overlap, and what is in one row may not
+    for entry in sorted(view.sums.values(), key=lambda one: one["time_created_ns"]):
+        begin = us(entry["time_created_ns"])
+        end = max(begin, us(entry["time_discovered_completed_ns"] or written_ns))
+        started = min(end, us(entry["time_discovered_started_ns"]))
+        row = next((row for row, at in enumerate(free_at) if at <= begin), len(free_at))
+        free_at[row : row + 1] = [end]
+        about = {name: entry[name] for name in ("state", "execution", "step", "bytes", "op")}
+        about |= {"dtype": entry["input_dtypes"][0], "site": entry["process_group"][1]}
+        span = {"ph": "X", "pid": view.rank, "tid": row, "cat": "sum"}
+        yield {**span, "name": sum_name(entry), "ts": begin, "dur": end - begin, "args": about}
+        if started > begin:
+            yield {**span, "name": "devices come", "ts": begin, "dur": started - begin}
+    yield from _instants(view.facts["events"], view.rank, us)
+
+
+def _of_switch(switch: Record, number: int) -> Iterator[Record]:
+    yield _named(number, f"switch {switch[OURS]['address']}")
+    yield from _instants(switch["events"], number, lambda ns: ns / 1e3)
+
+
+def _instants(events: Iterable[Record], process: int, us: Any) -> Iterator[Record]:
+    for event in events:
+        name = f"{event['kind']}: {event['text']}"
+        place = {"ph": "i", "pid": process, "tid": 0, "s": "p", "cat": "event"}
+        yield {**place, "name": name, "ts": us(event["at"] * 1e9)}
+
+
+def _named(process: int, name: str) -> Record:
+    return {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}}
