@@ -4,7 +4,6 @@ It does no I/O: see `outside.py`. What a peer sends is never trusted: a bad line
 """
 
 from collections import Counter
-from typing import Protocol
 
 from jax_passing import job_names
 from jax_passing.config import address_text, unicast_address
@@ -22,26 +21,12 @@ from jax_passing.switch.jobs.watch import Watch
 from jax_passing.switch.meetings.meetings import Meetings
 from jax_passing.switch.operators.operator import Operator
 from jax_passing.switch.server.dispatch import Dispatcher
+from jax_passing.switch.server.life import Life
 from jax_passing.switch.server.running_time import RunningTime
 from jax_passing.switch.server.settings import SwitchSettings
 from jax_passing.switch.status.report import Report, SwitchFacts
 from jax_passing.switch.tree.questions import Questions
 from jax_passing.switch.tree.uplink import Uplink
-
-
-class Living(Protocol):
-    """A conversation has one lease with a host, and the host may have a second connection that prolongs it.
-
-    Attributes:
-      lifeline: the conversation over that one.
-    """
-
-    lifeline: "Living | None"
-
-    def lives(self) -> None:
-        """Is called when the lifeline says so."""
-
-    def hang_up(self, reason: str) -> None: ...
 
 
 class ControlPlane:
@@ -51,7 +36,7 @@ class ControlPlane:
       instance: tells this start of this switch from any other.
       jobs, meetings, quota, dispatcher, outside, lease_s, counts, report, operator: what conversations with members
         need (`member_conversation.py`).
-      conversations: these, by their tokens.
+      lives: of those at the other end, by their tokens.
     """
 
     def __init__(
@@ -86,7 +71,7 @@ class ControlPlane:
             uplink_for=None if settings.parent is None else self._uplink_for,
         )
         self.quota = ConnectionQuota(connections_max, settings.connections_per_address)
-        self.conversations: dict[str, Living] = {}
+        self.lives: dict[str, Life] = {}
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
         self.operator = Operator(self.jobs, self.meetings)
         recent = Recent(data_plane, self.jobs.chronicle.waits)

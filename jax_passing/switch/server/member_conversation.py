@@ -10,7 +10,6 @@ from jax_passing.errors import JoinError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.keys import HOW_TO_GET_A_KEY
-from jax_passing.protocol.lease import INTERPRETER_HELD_S, Lease
 from jax_passing.protocol.outside import Connection, Timer, UnreadError
 from jax_passing.switch.jobs.admission import RefusalError
 from jax_passing.switch.jobs.epoch_states import EpochState
@@ -18,7 +17,8 @@ from jax_passing.switch.jobs.epochs import Member
 from jax_passing.switch.jobs.jobs import CRASHED, STANDS_STILL
 from jax_passing.switch.meetings.seats import Seat
 from jax_passing.switch.operators.operator import HOW_TO_OPERATE
-from jax_passing.switch.server.control_plane import ControlPlane, Living
+from jax_passing.switch.server.control_plane import ControlPlane
+from jax_passing.switch.server.life import Life
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -39,11 +39,8 @@ class MemberConversation:
         self._is_greeted = self._is_secured = False
         self._seat: Seat | None = None  # instead, if it meets others here
         self._timer: Timer | None = None
-        self._lease: Lease | None = None  # once it has joined, or has a seat
-        self._token = f"{plane.outside.random_bits(128):032x}"
-        self.lifeline: Living | None = None
-        self._main: Living | None = None  # whose lifeline this is
-        self._heard_s = 0.0
+        self._life = Life(plane.outside)
+        self._speaks_for: Life | None = None  # whose lifeline this is
         self._greeting: Timer | None = None  # in the clear, unless the other begins a handshake
         self._has_entered = False
         self._is_over = False
@@ -62,7 +59,7 @@ class MemberConversation:
             self._turn_away(problem, reason="quota")
             return
         self._has_entered = True
-        self._plane.conversations[self._token] = self
+        self._plane.lives[self._life.token] = self._life
         self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
         if self._plane.has_key:
             self._greeting = self._outside.call_later(PLAIN_GREETING_S, self._greet)
@@ -73,7 +70,7 @@ class MemberConversation:
         assert self._connection is not None
         if not self._is_greeted:
             self._is_greeted = True
-            self._connection.send(self._plane.hello(self._token))
+            self._connection.send(self._plane.hello(self._life.token))
 
     def make_room(self, why: str) -> None:
         self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.", reason="quota")
@@ -92,12 +89,10 @@ class MemberConversation:
         member = self._member
         if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
             return
-        if self._main is not None:
-            self._main.lives()
+        if self._speaks_for is not None:
+            self._speaks_for.heard_on_lifeline()
             return
-        self._heard_s = self._outside.now()
-        if self._lease is not None:
-            self._lease.heard()
+        self._life.heard()
         try:
             if self._seat is not None:
                 self._seat.hear(messages.decode_from_member(line))
@@ -155,7 +150,7 @@ class MemberConversation:
         assert self._connection is not None
         self._is_secured = True
         self._quota.end_handshake(self._connection.host, self._outside.now())
-        self._connection.send(self._plane.hello(self._token))
+        self._connection.send(self._plane.hello(self._life.token))
 
     def _check_key(self, join: messages.Join | messages.RackJoin | messages.Meet) -> None:
         """Checks that the other has proved that it knows the job's key. Raises RefusalError. One of another version,
@@ -227,20 +222,14 @@ class MemberConversation:
     def _on_lifeline(self, said: messages.Lifeline) -> None:
         assert self._connection is not None
         assert self._timer is not None
-        main = self._plane.conversations.get(said.token)
-        if main is None or main is self:
+        life = self._plane.lives.get(said.token)
+        if life is None or life is self._life:
             self._end("has the lifeline of a host that is gone")
             return
-        if main.lifeline is not None:
-            main.lifeline.hang_up("has another lifeline")
-        main.lifeline, self._main = self, main
+        life.takes(self._end)
+        self._speaks_for = life
         self._timer.cancel()
         self._quota.joined(self, self._connection.host)
-
-    def lives(self) -> None:
-        """A lifeline may say so for a while only: an interpreter that is held for longer is stuck."""
-        if self._lease is not None and self._outside.now() < self._heard_s + INTERPRETER_HELD_S:
-            self._lease.heard()
 
     def _on_command(self, command: messages.Command) -> None:
         """Does what an owner of a key says. Without one nobody proves anything by the network: operators/local.py."""
@@ -281,12 +270,11 @@ class MemberConversation:
         self._seat.hear(first)
 
     def _expect_heartbeats(self, lease_s: float) -> None:
-        self._lease = Lease(self._outside, min(lease_s, self._plane.lease_s), self._on_lease_over)
+        self._life.expect(min(lease_s, self._plane.lease_s), self._on_lease_over)
 
     def _on_lease_over(self) -> None:
         assert self._connection is not None
-        assert self._lease is not None
-        member, reason = self._member, f"was silent for {self._lease.lease_s:g} s"
+        member, reason = self._member, f"was silent for {self._life.lease_s:g} s"
         log.debug("closing the connection of %s: it %s", self._connection.name, reason)
         if member is not None and not member.rack and not member.has_started:
             text = (
@@ -309,9 +297,6 @@ class MemberConversation:
         else:
             self._timer = self._outside.call_later(FIRST_MESSAGE_S / 10, self._expect_ranks)
 
-    def hang_up(self, reason: str) -> None:
-        self._end(reason)
-
     def _refuse_to_understand(self, error: msgspec.DecodeError) -> None:
         assert self._connection is not None
         self._plane.counts["messages_malformed"] += 1
@@ -323,18 +308,14 @@ class MemberConversation:
         self._is_over = True
         if self._has_entered:
             self._quota.leave(self, self._connection.host)
-        self._plane.conversations.pop(self._token, None)
-        if self.lifeline is not None:
-            self.lifeline.hang_up("has the lifeline of a host that is gone")
-        if self._main is not None:
-            self._main.lifeline = None
-            self._main = None
+        self._plane.lives.pop(self._life.token, None)
+        self._life.end()
+        if self._speaks_for is not None:
+            self._speaks_for.loses_lifeline()
+            self._speaks_for = None
         for timer in (self._timer, self._greeting):
             if timer is not None:
                 timer.cancel()
-        if self._lease is not None:
-            self._lease.stop()
-            self._lease = None  # it leads back here
         if self._seat is not None:
             self._seat.leave()
         member = self._member

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from jax_passing.protocol import control_messages as messages
-from jax_passing.switch.server import member_conversation
+from jax_passing.switch.server import life, member_conversation
 from support.switch.control import join_of_version, scenario, until
 from support.switch.control_trees import in_tree, rack_says
 from support.switch.seats import meet, met, seat
@@ -165,13 +165,13 @@ async def beats(lifeline, times, period_s):
 
 
 def test_a_lifeline_says_that_a_host_lives_for_a_while(monkeypatch):
-    monkeypatch.setattr(member_conversation, "INTERPRETER_HELD_S", 1.0)
+    monkeypatch.setattr(life, "INTERPRETER_HELD_S", 1.0)
 
     @scenario(lease_s=0.4)
     async def run(switch):
         host, lifeline = await switch.connect(), await switch.connect()
         lifeline.send(messages.Lifeline(host.token))
-        await until(lambda: switch.plane.conversations[host.token].lifeline is not None)
+        await until(lambda: switch.plane.lives[host.token]._hang_up is not None)
         began = asyncio.get_running_loop().time()
         host.send(meet(0, 3, 3))
         beating = asyncio.create_task(beats(lifeline, 60, 0.05))
@@ -179,7 +179,7 @@ def test_a_lifeline_says_that_a_host_lives_for_a_while(monkeypatch):
         assert asyncio.get_running_loop().time() - began > 1.0
         assert await lifeline.receive() is None  # it ends with the connection that it speaks for
         beating.cancel()
-        assert switch.plane.conversations == {}
+        assert switch.plane.lives == {}
 
     run()
 
@@ -189,12 +189,12 @@ async def test_a_host_has_one_lifeline(switch):
     host = await switch.join(rank=0)
     first, second, stranger = [await switch.connect() for _ in range(3)]
     first.send(messages.Lifeline(host.token))
-    await until(lambda: switch.plane.conversations[host.token].lifeline is not None)
+    await until(lambda: switch.plane.lives[host.token]._hang_up is not None)
     second.send(messages.Lifeline(host.token))
     assert await first.receive() is None
     stranger.send(messages.Lifeline("somebody"))
     assert await stranger.receive() is None
-    assert len(switch.plane.conversations) == 2
+    assert len(switch.plane.lives) == 2
 
 
 @scenario(lease_s=0.4)
