@@ -16,8 +16,8 @@ def check_installed() -> None:
         import prometheus_client  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "Metrics need the package prometheus-client: pip install 'jax-passing[metrics]', or leave the setting "
-            "`metrics` out."
+            "Metrics need the package prometheus-client, which isn't here: pip install prometheus-client, or leave the "
+            "setting `metrics` out."
         ) from None
 
 
