@@ -164,3 +164,13 @@ async def test_a_job_that_stands_still_is_noted_once(switch):
     event = chronicle.journal.events[-1]
     assert (event.kind, event.text, event.facts["missing"]) == ("stall", "waited 2.0 s for rank 1", [1])
     assert [each.kind for each in chronicle.journal.events].count("stall") == 1
+
+
+@in_tree(racks=2)
+async def test_hosts_of_racks_are_asked_for_their_records(tree, root, rack, other):
+    hosts, *_ = await job(rack, other)
+    asker = await root.connect()
+    asker.send(messages.StatusQuery(messages.PROTOCOL_VERSION, records=True))
+    assert isinstance(await asker.receive(), messages.Status)
+    for host in hosts:
+        assert await host.receive() == messages.WriteRecord()
