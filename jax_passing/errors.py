@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 
 class PassingError(RuntimeError):
@@ -163,6 +164,8 @@ _BY_KIND = _family(PassingError)
 # XLA's status code may come before the kind, and XLA's own context after the message.
 _KIND_IN_TEXT = re.compile(rf"\b({'|'.join(_BY_KIND)}): (.*)", re.DOTALL)
 
+_DISPATCHING = "Error dispatching computation: "
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -238,4 +241,17 @@ def translate() -> Iterator[None]:
         ours = typed(error)
         if ours is None:
             raise
-        raise ours from error
+        raise_instead(ours, error)
+
+
+def repeats_itself(error: BaseException) -> bool:
+    """Tells whether XLA's text says the same for each program that was dispatched after the one that failed: a hundred
+    of them make a line of several thousand characters."""
+    return str(error).count(_DISPATCHING) > 1
+
+
+def raise_instead(ours: PassingError, error: BaseException) -> NoReturn:
+    """Raises our error for that of JAX, which is shown as its cause unless it repeats itself."""
+    if repeats_itself(error):
+        raise ours.with_traceback(error.__traceback__) from None
+    raise ours from error

@@ -279,7 +279,7 @@ class Session:
         """Shuts down as Python ends. A script that died of an exception doesn't keep others waiting for its sums."""
         # At an interactive prompt last_value is any earlier mistake.
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        if error is None and self.error is not None:
+        if self.error is not None and (error is None or errors.repeats_itself(error)):
             log.warning("the session had failed: %s: %s", type(self.error).__name__, self.error)
         self._shut_down(None if error is None else f"it stopped with {_describe(error)}")
 
@@ -298,7 +298,7 @@ class Session:
         ours = typed(error)
         self._shut_down(f"it stopped with {_describe(error)}")
         if ours is not None:
-            raise ours from error
+            errors.raise_instead(ours, error)
 
     def stats(self) -> Stats:
         """Counters of this host since `init`, or the last `rejoin`: a dictionary, whose keys `Stats` explains.

@@ -1,5 +1,6 @@
 """Errors pass through XLA, C++ and the control connection, and docs/operate/troubleshooting.md lists them all."""
 
+import traceback
 from pathlib import Path
 
 import jax
@@ -26,6 +27,20 @@ def test_names_of_ranks():
     assert errors.names([3]) == "rank 3"
     assert errors.names([1, 2, 5]) == "ranks 1, 2, 5"
     assert errors.names([0, 2, 3, 4, 5, 9]) == "ranks 0, 2 to 5, 9"
+
+
+def test_a_text_that_says_the_same_a_hundred_times_isnt_shown():
+    """Each program that was dispatched after the one that failed adds a part. Its traceback is kept."""
+
+    def program():
+        text = "Error dispatching computation: " * 100
+        raise jax.errors.JaxRuntimeError(f"INTERNAL: Buffer Definition Event: {text}HostLostError: gone")
+
+    with pytest.raises(errors.HostLostError, match=r"^gone$") as caught, errors.translate():
+        program()
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "Error dispatching" not in shown
+    assert "in program\n" in shown
 
 
 def test_translate_knows_the_value_error_of_a_dispatching_thread():
