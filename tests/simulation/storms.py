@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from jax_passing.protocol import control_messages as messages
 from simulation.runner import what_was_raised
 from simulation.silence import silence
 from simulation.training import STRAGGLES_MAX_S, Training
@@ -48,7 +49,7 @@ def strike(training):
         training.start(random.randrange(training.wanted), random.choice(["wire", "program", "meet"]))
     host, what = random.choice(alive), random.random()
     if what < 0.5:
-        host.die()
+        host.die() if what < 0.4 else put_out(training, host)
         if random.random() < 0.8:
             training.world.call_later(random.uniform(0, 5.0), lambda: training.start(host.rank))
     elif what < 0.7:
@@ -67,6 +68,17 @@ def strike(training):
             part(training, other, random.randrange(len(training.switches)), random.uniform(0.1, STRAGGLES_MAX_S))
     else:
         training.cut(host, random.randrange(len(training.switches)), random.uniform(0.1, 10.0))
+
+
+def put_out(training, host):
+    """The operator of a switch puts a host out that runs there. One that doesn't run dies."""
+    switch = training.switch_of(*host.epoch[0]) if host.phase == "running" else None
+    if switch is None:
+        host.die()
+        return
+    host.is_put_out = True
+    command = messages.Command(messages.PROTOCOL_VERSION, "end", job="training", rank=host.rank)
+    switch.process.plane.operator.carry_out(command, "who tests", "the switch", None)
 
 
 def part(training, host, switch, for_s):

@@ -87,7 +87,7 @@ class Host:
         self.step, self.value, self.before = None, None, None
         self.phase, self.end, self.epoch, self.sums_started = "new", None, None, 0
         self.has_compiled, self.new_in, self.met_s, self.ended_s = False, None, 0.0, 0.0
-        self.lost, self.has_been_right = (), False
+        self.lost, self.has_been_right, self.is_put_out = (), False, False
         self.busy_s = 0.0
         self.meet(())
 
@@ -134,7 +134,7 @@ class Host:
 
     def check_passes(self, passes, why):
         """A host that has the state isn't like a newcomer: nobody else's mistake ends it."""
-        if self.step is not None and self.has_been_right and not passes:
+        if self.step is not None and self.has_been_right and not passes and not self.is_put_out:
             raise ViolationError(f"host {self.number} has step {self.step}, and is ended by: {why}")
 
     def on_joined(self, joined):
@@ -275,7 +275,7 @@ class Training:
 
     def _complete(self, epoch, members):
         """Completes a sum when all its hosts reach its switches, if these still have the epoch by then."""
-        switches = [self._switch_of(*shard) for shard in epoch]
+        switches = [self.switch_of(*shard) for shard in epoch]
         if None in switches:
             return  # they hear of it
         hosts = [host.process.machine for host, _, _ in members.values()]
@@ -291,7 +291,7 @@ class Training:
         for one, _, then in members.values():
             self._hear(one, epoch, parts, then)
 
-    def _switch_of(self, instance, number):
+    def switch_of(self, instance, number):
         """Returns the machine of the switch with this instance, if this epoch runs there; else None."""
         for switch in self.switches:
             process = switch.process

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from simulation.silence import silence
-from simulation.storms import attempt
+from simulation.storms import attempt, put_out
 from simulation.training import LIMIT_S, Training
 
 
@@ -41,6 +41,21 @@ def test_stragglers_of_30_s_are_waited_for(hosts):
         training.run()
         assert len(ended(training, "done")) == hosts
         assert training.failures == []
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4])
+def test_a_host_that_the_operator_puts_out_ends_and_the_others_go_on_at_once(hosts):
+    for seed in range(5):
+        training = Training(seed, hosts=hosts, shards=1 + seed % 2)
+        under_way(training)
+        out, put_out_at, met = training.hosts[seed % hosts], training.world.now(), training.hosts[0].met.meeting
+        put_out(training, out)
+        others = [host for host in training.hosts if host is not out]
+        assert training.run_until(partial(have_met_again, others, met), 30.0)
+        assert training.world.now() - put_out_at < 5.0
+        training.run()
+        assert "The operator of the switch at the switch put rank" in out.end
+        assert len(ended(training, "done")) == hosts - 1
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 4])
