@@ -66,23 +66,23 @@ def sum_name(entry: Record) -> str:
 def doing(view: HostView) -> str:
     """Returns a sentence on what a host did that others waited for."""
     who = _who(view)
-    at = view.facts["written_at"]
+    at = view.written_at
     if any(event["kind"] == "left" for event in view.facts["events"][-3:]):
         return f"{who} had left the job: it wanted no more sums."
     if pending := view.pending():
         entry = view.sums[pending[0]]
-        since = entry["time_discovered_started_ns"] / 1e9
+        since = view.at(entry["time_discovered_started_ns"])
         return f"{who} waited itself, in {sum_name(entry)}, since {clock(since)}."
     if gatherings := view.facts["gatherings"]:
         one = min(gatherings, key=lambda each: each["since"])
         return (
             f"{who} had {one['devices_here']} of its {one['devices']} devices at {one['site_name']}, since "
-            f"{clock(one['since'])}: the others didn't come."
+            f"{clock(one['since'] - view.ahead_s)}: the others didn't come."
         )
     last = view.last_completed()
     if last is None:
         return f"{who} had made no sum yet: it compiled, loaded data, or slept."
-    ended = last["time_discovered_completed_ns"] / 1e9
+    ended = view.at(last["time_discovered_completed_ns"])
     return (
         f"{who} was in no sum: its last one, {sum_name(last)}, was complete at {clock(ended)}, {at - ended:.1f} s "
         "before its record was written. Since then it computed, slept, or waited for something else."

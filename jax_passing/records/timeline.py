@@ -1,11 +1,6 @@
-"""Makes one time line of the flight records of all hosts, which Perfetto and Chrome show. Pure functions.
+"""Makes one time line of the flight records of all hosts, which Perfetto and Chrome show. Pure functions."""
 
-A result reaches all hosts at once. So clocks are aligned by the times at which hosts had the same sums: the median of
-the differences, as a host may be late with some of them.
-"""
-
-import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from jax_passing.records.files import OURS, Record
@@ -18,10 +13,9 @@ _SWITCH = 100_000  # the number of the first switch's process; a host's is its r
 def timeline(found: Findings) -> Record:
     """Returns a document in the trace event format, with times in microseconds since 1970, by the clock of the lowest
     rank that is here."""
-    offsets = clock_offsets_ns(list(found.hosts.values()))
     events: list[Record] = []
-    for rank, view in found.hosts.items():
-        events += _of_host(view, offsets[rank])
+    for view in found.hosts.values():
+        events += _of_host(view)
     for number, switch in enumerate(found.switches):
         events += _of_switch(switch, _SWITCH + number)
     return {
@@ -30,30 +24,14 @@ def timeline(found: Findings) -> Record:
         "otherData": {
             "job": found.job,
             "epoch": found.epoch,
-            "clock_offsets_us": {str(rank): round(offset / 1e3, 3) for rank, offset in offsets.items()},
+            "clocks_ahead_us": {str(rank): round(1e6 * view.ahead_s, 3) for rank, view in found.hosts.items()},
         },
     }
 
 
-def clock_offsets_ns(views: Sequence[HostView]) -> dict[int, float]:
-    """Returns by how much each host's clock is ahead of the first one's; 0 if they have no complete sum in common."""
-    first = _ends(views[0])
-    offsets = {}
-    for view in views:
-        ends = _ends(view)
-        differences = [ends[key] - first[key] for key in ends.keys() & first.keys()]
-        offsets[view.rank] = statistics.median(differences) if differences else 0.0
-    return offsets
-
-
-def _ends(view: HostView) -> dict[Any, int]:
-    done = ((key, entry) for key, entry in view.sums.items() if entry["state"] == "completed")
-    return {key: entry["time_discovered_completed_ns"] for key, entry in done}
-
-
-def _of_host(view: HostView, offset_ns: float) -> Iterator[Record]:
+def _of_host(view: HostView) -> Iterator[Record]:
     def us(ns: float) -> float:
-        return (ns - offset_ns) / 1e3
+        return ns / 1e3 - 1e6 * view.ahead_s
 
     who = host_name(view.facts["host_name"], view.facts["address"])
     yield _named(view.rank, f"rank {view.rank}" + (f" ({who})" if who else ""))

@@ -1,6 +1,8 @@
 """Finds out of flight records why a job stood still: who waited for whom, since when, and what that host did. It tells
 what the records show, and which of them are missing. Pure functions."""
 
+import dataclasses
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,10 +14,25 @@ Key = tuple[str, int]  # a sum's site and number, the same on all hosts
 
 @dataclass(frozen=True)
 class HostView:
-    """One host's record, by the names of its sums."""
+    """One host's record, by the names of its sums.
+
+    Attributes:
+      record: as it was read.
+      sums: its entries.
+      ahead_s: by how much its clock is ahead of the first host's.
+    """
 
     record: Record
     sums: dict[Key, Record]
+    ahead_s: float = 0.0
+
+    def at(self, ns: float) -> float:
+        """Returns a time of an entry in seconds since 1970, by the first host's clock."""
+        return ns / 1e9 - self.ahead_s
+
+    @property
+    def written_at(self) -> float:
+        return float(self.facts["written_at"]) - self.ahead_s
 
     @classmethod
     def of(cls, record: Record) -> "HostView":
@@ -47,7 +64,7 @@ class Wait:
 
     Attributes:
       sum: its entry on the rank that started it first.
-      since: when that was, in seconds since 1970.
+      since: when that was, in seconds since 1970, by the first host's clock.
       waiting: ranks that had started it.
       absent: ranks whose records show that they hadn't.
       unknown: ranks without a record.
@@ -76,7 +93,7 @@ class Findings:
       switches: records of the job's switches.
       left_out: how many records are of other jobs or epochs, or older ones of the same host.
       waits: the first is the one to look at.
-      written_at: when the newest record was written.
+      written_at: when the newest record was written, by the first host's clock.
     """
 
     job: str
@@ -95,7 +112,7 @@ class Findings:
     def first_failure(self) -> Record | None:
         """Returns the event of the failure that came first."""
         failures = [
-            event
+            {**event, "at": event["at"] - view.ahead_s}
             for view in self.hosts.values()
             for event in view.facts["events"]
             if event["kind"] == "failed" and event["job"] == self.job and event["at"] >= _joined_at(view)
@@ -105,7 +122,7 @@ class Findings:
     def last_stall(self, rank: int) -> Record | None:
         """Returns the last event by which a switch said that this rank's part was missing."""
         stalls = [
-            event
+            {**event, "at": event["at"] - view.ahead_s}
             for view in self.hosts.values()
             for event in view.facts["events"]
             if event["kind"] == "stall" and rank in event.get("missing", ()) and event["at"] >= _joined_at(view)
@@ -140,16 +157,35 @@ def examine(records: Sequence[Record]) -> Findings | None:
             hosts[one[OURS]["rank"]] = HostView.of(one)
     switches = [one for one in records if one[OURS]["kind"] == "switch"]
     world_size = newest["world_size"]
+    hosts = _aligned(dict(sorted(hosts.items())))
     return Findings(
         job=newest["job"],
         epoch=newest["epoch"],
         world_size=world_size,
-        hosts=dict(sorted(hosts.items())),
+        hosts=hosts,
         switches=switches,
         left_out=len(of_hosts) - len(hosts),
         waits=_waits(hosts, world_size),
-        written_at=newest["written_at"],
+        written_at=max(view.written_at for view in hosts.values()),
     )
+
+
+def _aligned(hosts: dict[int, HostView]) -> dict[int, HostView]:
+    """Aligns clocks by the results, which reach all hosts at once: by the median of the differences, as a host may be
+    late with some of them."""
+    first = _ends(next(iter(hosts.values())))
+    aligned = {}
+    for rank, view in hosts.items():
+        ends = _ends(view)
+        differences = [ends[key] - first[key] for key in ends.keys() & first.keys()]
+        ahead_s = statistics.median(differences) / 1e9 if differences else 0.0
+        aligned[rank] = dataclasses.replace(view, ahead_s=ahead_s)
+    return aligned
+
+
+def _ends(view: HostView) -> dict[Key, int]:
+    done = ((key, entry) for key, entry in view.sums.items() if entry["state"] == "completed")
+    return {key: entry["time_discovered_completed_ns"] for key, entry in done}
 
 
 def _epoch_of(facts: Record) -> tuple[Any, ...]:
@@ -162,7 +198,7 @@ def _waits(hosts: dict[int, HostView], world_size: int) -> list[Wait]:
     for rank, view in sorted(hosts.items()):
         for key in view.pending():
             entry = view.sums[key]
-            since = entry["time_discovered_started_ns"] / 1e9
+            since = view.at(entry["time_discovered_started_ns"])
             wait = found.setdefault(key, Wait(entry, since))
             wait.waiting.append(rank)
             if since < wait.since:

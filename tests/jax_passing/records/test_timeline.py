@@ -20,7 +20,7 @@ def test_clocks_are_aligned_by_the_results():
     executions = [done(number, 10.0 - number) for number in range(5)]
     late = [*executions[:4], done(4, 6.0, took_s=3.0)]  # with one result
     document = timeline(examine([host(0, executions, world_size=2), host(1, late, world_size=2, ahead_s=100.0)]))
-    assert document["otherData"]["clock_offsets_us"] == {"0": 0.0, "1": pytest.approx(100e6)}
+    assert document["otherData"]["clocks_ahead_us"] == {"0": 0.0, "1": pytest.approx(100e6)}
     for first, second in zip(spans(document, 0)[:4], spans(document, 1)[:4], strict=True):
         assert second["ts"] == pytest.approx(first["ts"], abs=1)
         assert second["dur"] == pytest.approx(0.5e6, abs=1)

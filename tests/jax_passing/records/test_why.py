@@ -36,6 +36,16 @@ def test_a_host_that_computes():
     assert len(text) == 3
 
 
+def test_a_host_whose_clock_is_ahead():
+    findings, text = told(
+        host(0, [done(5, 9.0), waiting()], world_size=2),
+        host(1, [done(5, 9.0), done(6, 8.0)], world_size=2, ahead_s=60.0),
+    )
+    assert findings.hosts[1].ahead_s == pytest.approx(60.0)
+    assert text[1].endswith(", 5.0 s before the last record was written.")
+    assert ", 7.9 s before its record was written." in text[2]
+
+
 def test_a_host_without_a_record():
     stall = ("stall", 1.0, "Missing: rank 2 (10.0.0.2).", {"site_name": A, "missing": [2]})
     findings, text = told(
