@@ -98,7 +98,7 @@ def _families(session: "Session") -> "Iterator[Metric]":
         counter = CounterMetricFamily(f"{_PREFIX}_{name}", text, labels=_LABELS)
         counter.add_metric(labels, stats[name])  # type: ignore[literal-required]
         yield counter
-    busy = CounterMetricFamily(f"{_PREFIX}_waiting_seconds", "Time in which any sum was under way.", labels=_LABELS)
+    busy = CounterMetricFamily(f"{_PREFIX}_busy_seconds", "Time in which any sum was under way.", labels=_LABELS)
     busy.add_metric(labels, stats["busy_us"] / 1e6)
     yield busy
     for name, text, value in (

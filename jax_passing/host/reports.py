@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 
 from jax import monitoring
 
+from jax_passing.host.stats import Stats, busy_gbit, busy_share
+
 if TYPE_CHECKING:
     from jax_passing.host.session import Session
-    from jax_passing.host.stats import Stats
 
 log = logging.getLogger("jax_passing")
 
 PERIOD_S = 10.0
 END_S = 1.0  # a listener that hangs doesn't keep the session from ending
-GOODPUT = "/jax_passing/goodput_gbit"
-WAITING_SHARE = "/jax_passing/waiting_share"
+BUSY_GBIT = "/jax_passing/busy_gbit"
+BUSY_SHARE = "/jax_passing/busy_share"
 
 
 class Reports:
@@ -42,16 +43,19 @@ class Reports:
             except Exception:  # a listener's: it ends no training
                 log.exception("a listener of jax.monitoring failed")
 
-    def _report(self, before: "Stats", after: "Stats") -> None:
+    def _report(self, before: Stats, after: Stats) -> None:
         """Tells of the time between the two, or since a `rejoin` in it, which counts from 0 again."""
         if after["session_s"] < before["session_s"]:
             before = {**before, "session_s": 0.0, "tensor_bytes": 0, "busy_us": 0}
-        took_s = after["session_s"] - before["session_s"]
-        busy_s = (after["busy_us"] - before["busy_us"]) / 1e6
-        bits = 8 * (after["tensor_bytes"] - before["tensor_bytes"])
+        period: Stats = {
+            **after,
+            "session_s": after["session_s"] - before["session_s"],
+            "busy_us": after["busy_us"] - before["busy_us"],
+            "tensor_bytes": after["tensor_bytes"] - before["tensor_bytes"],
+        }
         labels: dict[str, str | int] = {"job": self._session.settings.job or "", "rank": self._session.rank}
-        monitoring.record_scalar(GOODPUT, bits / busy_s / 1e9 if busy_s else 0.0, **labels)
-        monitoring.record_scalar(WAITING_SHARE, min(1.0, busy_s / took_s) if took_s else 0.0, **labels)
+        monitoring.record_scalar(BUSY_GBIT, busy_gbit(period), **labels)
+        monitoring.record_scalar(BUSY_SHARE, busy_share(period), **labels)
 
     def _end(self) -> None:
         self._is_over.set()

@@ -62,5 +62,16 @@ class Stats(TypedDict):
     errors_reported: int
 
 
+def busy_gbit(stats: "Stats") -> float:
+    """Returns the bits of the tensors of completed sums in a second of busy time, in Gbit/s; 0 if there was none."""
+    busy_s = stats["busy_us"] / 1e6
+    return stats["tensor_bytes"] * 8 / busy_s / 1e9 if busy_s else 0.0
+
+
+def busy_share(stats: "Stats") -> float:
+    """Returns the share of busy time in `session_s`, from 0 to 1."""
+    return min(1.0, stats["busy_us"] / 1e6 / stats["session_s"]) if stats["session_s"] else 0.0
+
+
 # A session without a switch has no transport, which counts these.
 NO_NETWORK = {"datagrams_unsent": 0, "errors_reported": 0}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from jax_passing.config import address_text
 from jax_passing.errors import Failure
+from jax_passing.host.stats import busy_gbit, busy_share
 
 if TYPE_CHECKING:
     from jax_passing.config import Settings
@@ -47,9 +48,9 @@ class SessionStatus:
       session_s: seconds since then.
       sums_completed: sums over the hosts that are complete.
       sums_in_flight: sums that began and aren't complete.
-      goodput_gbit: bits of the tensors of complete sums in a second, in Gbit/s, while any sum was under way; 0 if none
+      busy_gbit: bits of the tensors of complete sums in a second, in Gbit/s, while any sum was under way; 0 if none
         was.
-      waiting_share: share of `session_s` in which any sum was under way, from 0 to 1. The program may have computed
+      busy_share: share of `session_s` in which any sum was under way, from 0 to 1. The program may have computed
         meanwhile.
       resends: packets that were sent again.
       oldest: the sum that has been under way longest; None if none is.
@@ -64,8 +65,8 @@ class SessionStatus:
     session_s: float
     sums_completed: int
     sums_in_flight: int
-    goodput_gbit: float
-    waiting_share: float
+    busy_gbit: float
+    busy_share: float
     resends: int
     oldest: WaitingSum | None
 
@@ -74,8 +75,8 @@ class SessionStatus:
         who = f"rank {self.rank} of {self.world_size} in job {self.job!r}, epoch {self.epoch}{at}"
         parts = [
             f"{who}: {self.sums_completed} sums",
-            f"{self.goodput_gbit:.3g} Gbit/s",
-            f"{self.waiting_share:.0%} of the time waiting for sums",
+            f"{self.busy_gbit:.3g} Gbit/s",
+            f"{self.busy_share:.0%} of the time in sums",
             f"{self.resends} resends",
         ]
         text = ", ".join(parts) + "."
@@ -94,7 +95,6 @@ def status_of(
     if found is not None:
         stall, waited_us = found
         oldest = WaitingSum(stall.site_name, stall.execution, stall.step, waited_us / 1e6)
-    busy_s = stats["busy_us"] / 1e6
     return SessionStatus(
         job=settings.job,
         rank=rank,
@@ -105,8 +105,8 @@ def status_of(
         session_s=stats["session_s"],
         sums_completed=stats["sums_completed"],
         sums_in_flight=0 if failure is not None else stats["sums_started"] - stats["sums_completed"],
-        goodput_gbit=stats["tensor_bytes"] * 8 / busy_s / 1e9 if busy_s else 0.0,
-        waiting_share=min(1.0, busy_s / stats["session_s"]) if stats["session_s"] else 0.0,
+        busy_gbit=busy_gbit(stats),
+        busy_share=busy_share(stats),
         resends=stats["packets_resent"],
         oldest=oldest,
     )

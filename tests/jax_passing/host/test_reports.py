@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
-from jax_passing.host.reports import GOODPUT, WAITING_SHARE, Reports
+from jax_passing.host.reports import BUSY_GBIT, BUSY_SHARE, Reports
 from support.switch.in_process import SwitchThread, until
 
 
@@ -48,8 +48,8 @@ def test_a_session_reports_when_it_ends_if_not_before(told):
         )
         assert total[0, 0] == 1
     running.stop()
-    (goodput, rate, labels), (waiting, share, _) = told
-    assert (goodput, waiting) == (GOODPUT, WAITING_SHARE)
+    (first, rate, labels), (second, share, _) = told
+    assert (first, second) == (BUSY_GBIT, BUSY_SHARE)
     assert rate > 0
     assert 0 <= share <= 1
     assert labels == {"job": "test", "rank": 0}
@@ -70,8 +70,8 @@ def test_the_numbers_are_those_of_the_period(told, after, gbit, share):
     session.counters.update(after)
     session.closers.pop()()
     assert told == [
-        (GOODPUT, pytest.approx(gbit), {"job": "a", "rank": 3}),
-        (WAITING_SHARE, pytest.approx(share), {"job": "a", "rank": 3}),
+        (BUSY_GBIT, pytest.approx(gbit), {"job": "a", "rank": 3}),
+        (BUSY_SHARE, pytest.approx(share), {"job": "a", "rank": 3}),
     ]
 
 
@@ -86,7 +86,7 @@ def test_a_listener_that_fails_or_hangs_holds_nobody_up(told, caplog):
     hangs = threading.Event()
 
     def bad(event, value, **labels):
-        if event == GOODPUT:
+        if event == BUSY_GBIT:
             raise ValueError("oops")
 
     def slow(event, value, **labels):

@@ -50,9 +50,9 @@ def test_a_host_that_waits_says_for_what_and_where(running):
     assert (status.sums_completed, status.sums_in_flight, status.error) == (0, 1, None)
     assert "sessions.py:" in status.oldest.source
     assert 0 <= status.oldest.waited_s < 60
-    assert 0 < status.waiting_share <= 1
+    assert 0 < status.busy_share <= 1
     text = rf"rank 0 of 2 in job 'test', epoch {session.epoch}, at {running.address}: 0 sums, 0 Gbit/s, "
-    assert re.match(re.escape(text) + r"\d+% of the time waiting for sums, \d+ resends\. Of 1 under way", str(status))
+    assert re.match(re.escape(text) + r"\d+% of the time in sums, \d+ resends\. Of 1 under way", str(status))
     other.lose_switch()
     until(lambda: session.error)
     failed = session.status()
@@ -67,7 +67,7 @@ def test_a_host_that_waits_says_for_what_and_where(running):
 def test_a_host_alone(session):
     assert float(total(ONES)[0, 0]) == 2
     status = session.status()
-    assert (status.switches, status.oldest, status.goodput_gbit, status.waiting_share) == ((), None, 0.0, 0.0)
+    assert (status.switches, status.oldest, status.busy_gbit, status.busy_share) == ((), None, 0.0, 0.0)
 
 
 def test_the_line_of_a_job_that_goes_well():
@@ -76,13 +76,13 @@ def test_the_line_of_a_job_that_goes_well():
         session_s=10.0,
         sums_completed=48,
         sums_in_flight=3,
-        goodput_gbit=0.91234,
-        waiting_share=0.306,
+        busy_gbit=0.91234,
+        busy_share=0.306,
         resends=12,
         oldest=WaitingSum("train.py:31 (grads)", 400, 0, 0.14),
     )
     assert str(status) == (
-        "rank 2 of 4 in job 'train', epoch 7, at a:1,b:1: 48 sums, 0.912 Gbit/s, 31% of the time waiting for sums, "
+        "rank 2 of 4 in job 'train', epoch 7, at a:1,b:1: 48 sums, 0.912 Gbit/s, 31% of the time in sums, "
         "12 resends. Of 3 under way, the oldest is train.py:31 (grads) (execution 400, step 0), for 0.1 s."
     )
 
