@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("jax_passing")
 
 _PREFIX = "jax_passing_host"
-_SIZES = ("4 KiB", "64 KiB", "1 MiB", "16 MiB", "256 MiB", "larger")
 _LABELS = ("job_name", "rank")
 _COUNTERS = {
     "sums_started": "Sums over the hosts that began.",
@@ -116,9 +115,16 @@ def _families(session: "Session") -> "Iterator[Metric]":
     text = "How long sums took, by the largest size of their class."
     durations = HistogramMetricFamily(f"{_PREFIX}_sum_seconds", text, labels=(*_LABELS, "size"))
     control = session.control
-    for size, (counts, total_us) in zip(_SIZES, control[1].times() if control else (), strict=False):
-        durations.add_metric((*labels, size), _buckets(counts), total_us / 1e6)
+    if control:
+        for size, (counts, total_us) in zip(_sizes(), control[1].times(), strict=True):
+            durations.add_metric((*labels, size), _buckets(counts), total_us / 1e6)
     yield durations
+
+
+def _sizes() -> list[str]:
+    """Returns the names of the classes of sums by size: "4 KiB", "1 MiB"."""
+    names = [f"{largest >> 20} MiB" if largest >> 20 else f"{largest >> 10} KiB" for largest in _native.SUM_BYTES_MAX]
+    return [*names, "larger"]
 
 
 def _buckets(counts: list[int]) -> list[tuple[str, float]]:

@@ -99,6 +99,9 @@ def test_metrics_of_a_host(running):
         assert found["failed", labels] == found["sums_in_flight", labels] == 0
         assert found["window_chunks", labels] > 0
         counts = {key[1][2:]: value for key, value in found.items() if key[0] == "sum_seconds_bucket"}
+        assert [size for size, bound in counts if bound == "+Inf"] == [
+            *("4 KiB", "64 KiB", "1 MiB", "16 MiB", "256 MiB", "larger")
+        ]
         assert counts["1 MiB", "+Inf"] == 1
         assert counts["4 KiB", "+Inf"] == 0
         assert 0 < found["sum_seconds_sum", (*labels, "1 MiB")] < 60
