@@ -181,8 +181,9 @@ def _with_metrics(settings: config.Settings, is_for_jax: bool) -> Session:
     if settings.metrics is None:
         return Session(settings, is_for_jax=is_for_jax)
     from jax_passing.host import metrics
+    from jax_passing.metrics import exposition
 
-    listener = metrics.listen(settings)
+    listener = exposition.listen(settings.metrics)
     try:
         session = Session(settings, is_for_jax=is_for_jax)
     except BaseException:

@@ -1,7 +1,6 @@
 """A host tells its metrics by HTTP, if it is asked to: `init(metrics=...)`. A thread of its own answers."""
 
 import asyncio
-import logging
 import os
 import socket
 import threading
@@ -10,8 +9,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from jax_passing import _native
-from jax_passing.config import Settings, address_text
-from jax_passing.metrics import exposition, http_server
+from jax_passing.metrics import exposition
 from jax_passing.metrics.http_server import HttpServer, Response
 
 if TYPE_CHECKING:
@@ -19,9 +17,6 @@ if TYPE_CHECKING:
 
     from jax_passing.host.session import Session
 
-log = logging.getLogger("jax_passing")
-
-_PREFIX = "jax_passing_host"
 _LABELS = ("job_name", "rank")
 _COUNTERS = {
     "sums_started": "Sums over the hosts that began.",
@@ -41,16 +36,8 @@ _COUNTERS = {
 _listeners: set[socket.socket] = set()
 
 
-def listen(settings: Settings) -> socket.socket:
-    """Listens at the address of the setting `metrics`. Raises ConfigError."""
-    assert settings.metrics is not None
-    exposition.check_installed()
-    return http_server.listen(*settings.metrics)
-
-
 def serve(session: "Session", listener: socket.socket) -> None:
     """Serves until the session ends. Takes the socket."""
-    log.info("metrics at http://%s/metrics, and /health", address_text(*listener.getsockname()[:2]))
     _listeners.add(listener)
     session.closers.append(_Thread(session, listener).close)
 
@@ -60,7 +47,7 @@ class _Thread:
         self._session, self._listener = session, listener
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="jax_passing metrics", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="jax_passing-metrics", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -89,17 +76,17 @@ class _Thread:
 
 
 def _families(session: "Session") -> "Iterator[Metric]":
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+    from prometheus_client.core import HistogramMetricFamily
 
+    from jax_passing.metrics.families import Maker
+
+    make = Maker("jax_passing_host")
     stats, status = session.stats(), session.status()
     labels = (session.settings.job or "", str(session.rank))
     for name, text in _COUNTERS.items():
-        counter = CounterMetricFamily(f"{_PREFIX}_{name}", text, labels=_LABELS)
-        counter.add_metric(labels, stats[name])  # type: ignore[literal-required]
-        yield counter
-    busy = CounterMetricFamily(f"{_PREFIX}_busy_seconds", "Time in which any sum was under way.", labels=_LABELS)
-    busy.add_metric(labels, stats["busy_us"] / 1e6)
-    yield busy
+        yield make.counter(name, text, _LABELS, [(labels, stats[name])])  # type: ignore[literal-required]
+    text = "Time in which any sum was under way."
+    yield make.counter("busy_seconds", text, _LABELS, [(labels, stats["busy_us"] / 1e6)])
     for name, text, value in (
         ("world_size", "Hosts of the job.", session.world_size),
         ("epoch", "The job's epoch at the switch.", session.epoch),
@@ -109,11 +96,9 @@ def _families(session: "Session") -> "Iterator[Metric]":
         ("window_chunks", "Chunks that may be under way.", stats["window_chunks"]),
         ("round_trip_seconds", "Smoothed time from a packet to its result.", stats["round_trip_us"] / 1e6),
     ):
-        gauge = GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=_LABELS)
-        gauge.add_metric(labels, value or 0.0)
-        yield gauge
+        yield make.gauge(name, text, _LABELS, [(labels, value or 0.0)])
     text = "How long sums took, by the largest size of their class."
-    durations = HistogramMetricFamily(f"{_PREFIX}_sum_seconds", text, labels=(*_LABELS, "size"))
+    durations = HistogramMetricFamily(f"{make.prefix}_sum_seconds", text, labels=(*_LABELS, "size"))
     control = session.control
     if control:
         for size, (counts, total_us) in zip(_sizes(), control[1].times(), strict=True):

@@ -1,17 +1,20 @@
 """Metrics are written in the form that the caller accepts: OpenMetrics, or Prometheus' older text."""
 
+import socket
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jax_passing.config import Address
 from jax_passing.errors import ConfigError
+from jax_passing.metrics import http_server
 from jax_passing.metrics.http_server import Response
 
 Families = Iterable[Any]  # of prometheus_client's metric families
 
 
-def check_installed() -> None:
-    """Raises ConfigError if prometheus-client isn't there."""
+def listen(address: Address) -> socket.socket:
+    """Returns a socket that listens where metrics are told. Raises ConfigError, also without prometheus-client."""
     try:
         import prometheus_client  # noqa: F401
     except ImportError:
@@ -19,6 +22,7 @@ def check_installed() -> None:
             "Metrics need the package prometheus-client, which isn't here: pip install prometheus-client, or leave the "
             "setting `metrics` out."
         ) from None
+    return http_server.listen(*address)
 
 
 class _Registry:

@@ -54,6 +54,8 @@ class HttpServer:
     async def serve(self, listener: socket.socket) -> None:
         """Serves from now on, in this event loop. Takes the socket."""
         self._server = await asyncio.start_server(self._on_connection, sock=listener, limit=REQUEST_BYTES_MAX)
+        address = address_text(*listener.getsockname()[:2])
+        log.info("metrics at http://%s: %s", address, ", ".join(self._routes))
 
     def close(self) -> None:
         if self._server is not None:

@@ -132,10 +132,9 @@ def _open_metrics(settings: SwitchSettings) -> socket.socket | None:
     """Opens where metrics are told, if anywhere. Raises ConfigError."""
     if settings.metrics is None:
         return None
-    from jax_passing.metrics import exposition, http_server  # not every switch needs their libraries
+    from jax_passing.metrics import exposition  # not every switch needs it
 
-    exposition.check_installed()
-    return http_server.listen(*settings.metrics)
+    return exposition.listen(settings.metrics)
 
 
 async def _serve_metrics(listener: socket.socket, server: ControlServer) -> "MetricsServer":
@@ -143,7 +142,6 @@ async def _serve_metrics(listener: socket.socket, server: ControlServer) -> "Met
 
     metrics = MetricsServer(server.plane.report)
     await metrics.serve(listener)
-    log.info("metrics at http://%s/metrics, and /health", address_text(*listener.getsockname()[:2]))
     return metrics
 
 

@@ -4,10 +4,10 @@ Names of jobs and ranks come from hosts, so there may be any number of them: bey
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.core import InfoMetricFamily, Metric
 
+from jax_passing.metrics.families import Maker
 from jax_passing.protocol.overview import Document
 from jax_passing.protocol.verdicts import VERDICTS
 
@@ -16,7 +16,7 @@ RANKS_MAX = 512  # of all jobs; those of a job that has no room are one together
 OTHERS = "(others)"
 STATES = ("forming", "preparing", "running")
 _NO_EVENTS = dict.fromkeys(("epochs_started", "epochs_failed", "messages_malformed", "log_lines_dropped"), 0)
-_PREFIX = "jax_passing_switch"
+_MAKE = Maker("jax_passing_switch")
 _JOB, _RANK = ("job_name", "shard"), ("job_name", "shard", "rank", "host")
 
 
@@ -25,40 +25,26 @@ def families(document: Document) -> Iterator[Metric]:
     yield from _of_switch(document)
     yield from _of_packets(document["packets"] or {})
     jobs = document["jobs"]
-    yield _gauge("jobs", "Jobs that have hosts here.", ("state",), [((s,), _count(jobs, s)) for s in STATES])
+    yield _MAKE.gauge("jobs", "Jobs that have hosts here.", ("state",), [((s,), _count(jobs, s)) for s in STATES])
     shown = _shown(jobs)
     yield from _of_jobs(shown)
     yield from _of_ranks(shown)
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    return _filled(GaugeMetricFamily(f"{_PREFIX}_{name}", text, labels=labels), samples)
-
-
-def _counter(name: str, text: str, labels: Sequence[str], samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    return _filled(CounterMetricFamily(f"{_PREFIX}_{name}", text, labels=labels), samples)
-
-
-def _filled(family: Any, samples: Iterable[tuple[Sequence[str], float]]) -> Metric:
-    for labels, value in samples:
-        family.add_metric(labels, value)
-    return family
-
-
 def _of_switch(document: Document) -> Iterator[Metric]:
     switch = document["switch"]
     about = {name: str(switch[name] or "") for name in ("version", "data_plane", "parent")}
-    yield InfoMetricFamily(_PREFIX, "The switch itself.", about)
-    yield _gauge("up_seconds", "Time since it started.", (), [((), switch["up_s"])])
+    yield InfoMetricFamily(_MAKE.prefix, "The switch itself.", about)
+    yield _MAKE.gauge("up_seconds", "Time since it started.", (), [((), switch["up_s"])])
     used, total = switch["slots_used"], switch["slots"]
-    yield _gauge("slots", "Slots of the switch.", ("state",), [(("used",), used), (("free",), total - used)])
-    yield _gauge("connections", "Control connections.", (), [((), switch["connections"])])
-    yield _gauge("draining", "1 while it admits no new job.", (), [((), switch["draining"] is not None)])
-    yield _gauge("data_plane_failed", "1 while no packet is added up.", (), [((), bool(switch["trouble"]))])
+    yield _MAKE.gauge("slots", "Slots of the switch.", ("state",), [(("used",), used), (("free",), total - used)])
+    yield _MAKE.gauge("connections", "Control connections.", (), [((), switch["connections"])])
+    yield _MAKE.gauge("draining", "1 while it admits no new job.", (), [((), switch["draining"] is not None)])
+    yield _MAKE.gauge("data_plane_failed", "1 while no packet is added up.", (), [((), bool(switch["trouble"]))])
     refused = sorted(document["refused_for"].items())
-    yield _counter("refusals", "Ranks and connections that weren't admitted.", ("reason",), _labelled(refused))
+    yield _MAKE.counter("refusals", "Ranks and connections that weren't admitted.", ("reason",), _labelled(refused))
     text = "Happenings of the control plane, by the names of its counters."
-    yield _counter("events", text, ("event",), _labelled(sorted({**_NO_EVENTS, **document["counts"]}.items())))
+    yield _MAKE.counter("events", text, ("event",), _labelled(sorted({**_NO_EVENTS, **document["counts"]}.items())))
 
 
 def _labelled(pairs: Iterable[tuple[str, float]]) -> list[tuple[tuple[str], float]]:
@@ -67,12 +53,14 @@ def _labelled(pairs: Iterable[tuple[str, float]]) -> list[tuple[tuple[str], floa
 
 def _of_packets(counted: Document) -> Iterator[Metric]:
     verdicts = [(name, counted[name]) for name in (*VERDICTS, "forged") if name in counted]
-    yield _counter("packets", "Packets that came, by the switch's verdict on them.", ("verdict",), _labelled(verdicts))
+    yield _MAKE.counter(
+        "packets", "Packets that came, by the switch's verdict on them.", ("verdict",), _labelled(verdicts)
+    )
     ways = (("in", "received"), ("out", "sent"))
     there = [(way, counted[f"bytes_{name}"]) for way, name in ways if f"bytes_{name}" in counted]
-    yield _counter("bytes", "Bytes of packets, without headers of UDP.", ("direction",), _labelled(there))
+    yield _MAKE.counter("bytes", "Bytes of packets, without headers of UDP.", ("direction",), _labelled(there))
     lost = [(name, counted[f"packets_{name}"]) for name in ("overflowed",) if f"packets_{name}" in counted]
-    yield _counter("packets_lost", "Packets that came faster than they were handled.", ("why",), _labelled(lost))
+    yield _MAKE.counter("packets_lost", "Packets that came faster than they were handled.", ("why",), _labelled(lost))
 
 
 def _count(jobs: Sequence[Document], state: str) -> int:
@@ -133,14 +121,14 @@ def _of_jobs(jobs: Sequence[Document]) -> Iterator[Metric]:
         return [(_key(job), job["total"][name]) for job in jobs if job["total"] is not None]
 
     here = [(_key(job), sum(len(member["ranks"]) for member in job["members"])) for job in jobs]
-    yield _gauge("job_ranks", "Ranks of the job that are here.", _JOB, here)
-    yield _gauge("job_world_size", "Ranks that the job needs.", _JOB, told("world_size"))
-    yield _gauge("job_slots", "Slots that the job has: its window.", _JOB, told("slots"))
-    yield _gauge("job_chunks_in_flight", "Chunks that aren't complete.", _JOB, told("chunks_waiting"))
+    yield _MAKE.gauge("job_ranks", "Ranks of the job that are here.", _JOB, here)
+    yield _MAKE.gauge("job_world_size", "Ranks that the job needs.", _JOB, told("world_size"))
+    yield _MAKE.gauge("job_slots", "Slots that the job has: its window.", _JOB, told("slots"))
+    yield _MAKE.gauge("job_chunks_in_flight", "Chunks that aren't complete.", _JOB, told("chunks_waiting"))
     oldest = [(_key(job), job["oldest"]["waited_s"] if job["oldest"] else 0.0) for job in jobs]
-    yield _gauge("job_oldest_chunk_seconds", "Time for which the oldest of them waits.", _JOB, oldest)
-    yield _counter("job_chunks", "Chunks that all ranks have contributed to.", _JOB, total("chunks"))
-    yield _counter("job_bytes", "Bytes of these chunks, as one rank sends them.", _JOB, total("bytes"))
+    yield _MAKE.gauge("job_oldest_chunk_seconds", "Time for which the oldest of them waits.", _JOB, oldest)
+    yield _MAKE.counter("job_chunks", "Chunks that all ranks have contributed to.", _JOB, total("chunks"))
+    yield _MAKE.counter("job_bytes", "Bytes of these chunks, as one rank sends them.", _JOB, total("bytes"))
 
 
 def _of_ranks(jobs: Sequence[Document]) -> Iterator[Metric]:
@@ -150,12 +138,12 @@ def _of_ranks(jobs: Sequence[Document]) -> Iterator[Metric]:
         return [(labels, member["total"][name]) for labels, member in known]
 
     silent = [(labels, member["silent_s"]) for labels, member in known]
-    yield _gauge("rank_silent_seconds", "Time since the rank's last contribution.", _RANK, silent)
-    yield _counter("rank_contributions", "Chunks of the rank that were added up.", _RANK, total("contributions"))
-    yield _counter("rank_resends", "Chunks of the rank that came again.", _RANK, total("resends"))
-    yield _counter("rank_last", "Chunks that the rank completed, as the last one.", _RANK, total("last"))
+    yield _MAKE.gauge("rank_silent_seconds", "Time since the rank's last contribution.", _RANK, silent)
+    yield _MAKE.counter("rank_contributions", "Chunks of the rank that were added up.", _RANK, total("contributions"))
+    yield _MAKE.counter("rank_resends", "Chunks of the rank that came again.", _RANK, total("resends"))
+    yield _MAKE.counter("rank_last", "Chunks that the rank completed, as the last one.", _RANK, total("last"))
     waited = "Time in which some chunk lacked nothing but the rank's part."
-    yield _counter("rank_waited_seconds", waited, _RANK, total("waited_s"))
+    yield _MAKE.counter("rank_waited_seconds", waited, _RANK, total("waited_s"))
 
 
 def _rank(job: Document, member: Document) -> tuple[str, str, str, str]:

@@ -208,7 +208,7 @@ def test_a_rack_is_named_by_its_lowest_rank_and_its_switch():
 def test_a_switchs_process_counts_lines_that_its_log_leaves_out():
     process = Process("127.0.0.1:0", "--metrics", "0", "--verbose")
     try:
-        url = process.wait_for(r"metrics at (http://\S+)/metrics")[1]
+        url = process.wait_for(r"metrics at (http://\S+): /metrics, /health")[1]
         assert urllib.request.urlopen(f"{url}/health", timeout=60).read() == b"this switch admits jobs\n"
         for _ in range(30):
             with socket.create_connection(parse_address(process.address), timeout=60) as connection:
@@ -225,4 +225,4 @@ def test_a_switchs_process_counts_lines_that_its_log_leaves_out():
 def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="pip install prometheus-client, or leave"):
-        exposition.check_installed()
+        exposition.listen(("127.0.0.1", 0))
