@@ -74,7 +74,7 @@ class Actor:
                 with_session(open_session, file)
 
 
-ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False, _temp_dir=f"{FOLDER}/ray")
+ray.init(num_cpus=WORKERS + 1, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[3])
 for name in ("ray", "plain", "for_jax"):
     scaling, run = ScalingConfig(num_workers=WORKERS), RunConfig(storage_path=f"{FOLDER}/results")
     JaxTrainer(work, train_loop_config={"name": name}, scaling_config=scaling, run_config=run).fit()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psutil
@@ -18,12 +19,15 @@ def told(tmp_path_factory):
     """Returns the text that each worker has written, by the name of the case and its rank."""
     folder = tmp_path_factory.mktemp("ray")
     switch = Switch()
+    short = tempfile.TemporaryDirectory()  # of Ray's sockets, whose addresses have at most 107 characters
     try:
-        command = [sys.executable, str(Path(__file__).with_name("ray_workers.py")), str(folder), switch.address]
+        program = Path(__file__).with_name("ray_workers.py")
+        command = [sys.executable, str(program), str(folder), switch.address, short.name]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu", "RAY_TRAIN_V2_ENABLED": "1"}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     finally:
         switch.stop()
+        short.cleanup()
     assert ended.returncode == 0, ended.stderr[-4000:]
     return {path.name: path.read_text() for path in folder.glob("*-[01]")}
 

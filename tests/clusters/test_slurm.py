@@ -43,9 +43,8 @@ def program(cluster, path):
 
 
 def ranks_told(text, job):
-    told = re.findall(rf"rank (\d) of {NODES}, job (\S+)", text)
-    assert sorted(int(rank) for rank, _ in told) == list(range(NODES)), text
-    assert {name for _, name in told} == {job}, text
+    told = re.findall(rf"rank (\d) of {NODES}, job {re.escape(job)}", text)
+    assert sorted(map(int, told)) == list(range(NODES)), text
 
 
 def test_the_script_of_the_page(cluster):
@@ -126,9 +125,9 @@ def test_launchers_of_mpi_inside_a_job(cluster, launcher, words, job):
     command = command.replace("mpirun ", f"{launcher} --allow-run-as-root ").replace("mpiexec ", f"{launcher} ")
     number = cluster.submit(MPI.format(mpi=command), JAX_PLATFORMS="cpu")
     assert cluster.await_state(number, *ENDED) == "COMPLETED", cluster.log(number)
-    told = re.findall(r"rank (\d) of 3, job (\S+)", cluster.log(number))
+    told = re.findall(rf"rank (\d) of 3, job ({job})", cluster.log(number))  # launchers may mix up lines
     assert sorted(int(rank) for rank, _ in told) == [0, 1, 2], cluster.log(number)
-    assert all(re.fullmatch(job, name) for _, name in told)
+    assert len({name for _, name in told}) == 1
 
 
 def test_a_task_that_would_train_alone_is_told(cluster):
