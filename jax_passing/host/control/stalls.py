@@ -125,7 +125,7 @@ class StallReporter:
         switches: Sequence[str],
         programs: Callable[[], str],
         is_elastic: bool = False,
-        note: Note = lambda text, **facts: None,
+        note: Note,
     ):
         """`switches`: their addresses. `programs`: which ones not all hosts run. `note`: is told of each stall."""
         self._note = note

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jax_passing import _native
 from jax_passing.errors import names
@@ -121,6 +121,13 @@ def listed(hosts: Mapping[int, str]) -> str:
     return names(ranks) if len(ranks) > SHOWN_MAX else " and ".join(hosts[rank] for rank in ranks)
 
 
+class StalledChunk(NamedTuple):
+    """A host asked last about this chunk, which belongs to the sum."""
+
+    sequence: int
+    sum_name: str
+
+
 @dataclass(eq=False)
 class Epoch:
     """An epoch is one incarnation of a job, from its first join to its end."""
@@ -142,7 +149,7 @@ class Epoch:
     gone: set[int] = field(default_factory=set)  # ranks that were here before it started, and gave up or were ended
     left: set[int] = field(default_factory=set)  # of all ranks of the job
     left_since: float = 0.0  # when the first of them did
-    stalled: tuple[int, str] | None = None  # the chunk about which a host asked last, by its sequence, and its sum
+    stalled: StalledChunk | None = None
     refusal: str = ""  # why a host wasn't admitted: those who wait for it want to know
 
     def on(self, event: Event) -> None:

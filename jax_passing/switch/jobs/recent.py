@@ -34,13 +34,10 @@ class _Sample:
     counts: JobCounts
 
 
-def _nobody(epoch: Epoch, chunk: WaitingChunk) -> None: ...
-
-
 class Recent:
     """Knows of each running epoch what it has counted up to a minute ago."""
 
-    def __init__(self, data_plane: DataPlane, on_waiting: Callable[[Epoch, WaitingChunk], None] = _nobody):
+    def __init__(self, data_plane: DataPlane, on_waiting: Callable[[Epoch, WaitingChunk], None]):
         """`on_waiting`: is told, each time somebody looks, of the chunk of a job that has waited longest."""
         self._data_plane, self._on_waiting = data_plane, on_waiting
         self._samples: dict[_Key, deque[_Sample]] = {}

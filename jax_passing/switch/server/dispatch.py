@@ -90,9 +90,7 @@ class Dispatcher:
                     if not epoch.has_slot(slot):
                         raise msgspec.DecodeError(f"slot {slot} isn't the job's")
                     self._check_inquiries(member)
-                    self._questions.slot_state(
-                        epoch, slot, version, member.inquiries, member.answer, asker=member, sum_name=sum_name
-                    )
+                    self._questions.slot_state(epoch, slot, version, member, sum_name)
             case messages.Query() if epoch.state is EpochState.FORMING:
                 member.answer(messages.SlotState(left=(), trouble=whom_it_awaits(epoch)))
             case messages.Query():

@@ -74,7 +74,7 @@ def _oldest(epoch: Epoch, minute: Counted) -> Document | None:
         return None
     missing, whom = epoch.awaited(chunk.bitmap)
     waited_s = chunk.waited_us / 1e6
-    sum_name = epoch.stalled[1] if epoch.stalled is not None and epoch.stalled[0] == chunk.sequence else ""
+    sum_name = epoch.stalled.sum_name if epoch.stalled is not None and epoch.stalled.sequence == chunk.sequence else ""
     return {
         "slot": chunk.slot,
         "sequence": chunk.sequence,

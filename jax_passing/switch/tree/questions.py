@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Connection, Outside
 from jax_passing.switch.data_planes.data_plane import DataPlane, SlotVersion, unexpected
-from jax_passing.switch.jobs.epochs import Epoch, Inquiry, Member, ParentConnection
+from jax_passing.switch.jobs.epochs import Epoch, Inquiry, Member, ParentConnection, StalledChunk
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -143,17 +143,7 @@ class Questions:
         else:
             conclude([])
 
-    def slot_state(
-        self,
-        epoch: Epoch,
-        slot: int,
-        version: int,
-        inquiries: set[Inquiry],
-        reply: Callable[[messages.SlotState], object],
-        *,
-        asker: Member | None = None,
-        sum_name: str = "",
-    ) -> None:
+    def slot_state(self, epoch: Epoch, slot: int, version: int, asker: Member, sum_name: str) -> None:
         """Answers a host about a slot of its job. Those of our hosts that are missing hear that the asker waits for
         them in this sum."""
         first = epoch.slot_first
@@ -161,19 +151,17 @@ class Questions:
         left = tuple(sorted(epoch.left))
         held = self._held(slot, version)
         if held is None:
-            reply(messages.SlotState(left=left, trouble=_unreadable(epoch)))
+            asker.answer(messages.SlotState(left=left, trouble=_unreadable(epoch)))
             return
         if held.empty:  # of which chunk should others be asked?
-            reply(messages.SlotState(left=left, missing=tuple(sorted(epoch.joined()))))
+            asker.answer(messages.SlotState(left=left, missing=tuple(sorted(epoch.joined()))))
             return
         sequence, complete = held.sequence, held.complete
-
-        epoch.stalled = (sequence, sum_name)
+        epoch.stalled = StalledChunk(sequence, sum_name)
 
         def conclude(answer: messages.Answer) -> None:
-            if asker is not None:
-                self.tell_awaited(epoch, answer.missing, asker, sum_name)
-            reply(
+            self.tell_awaited(epoch, answer.missing, asker, sum_name)
+            asker.answer(
                 messages.SlotState(
                     left=left,
                     empty=False,
@@ -186,7 +174,7 @@ class Questions:
             )
 
         ask = messages.Ask(0, slot - first, version, sequence, PATIENCE_S)
-        self.answer(epoch, ask, None, inquiries, conclude)
+        self.answer(epoch, ask, None, asker.inquiries, conclude)
 
     def tell_awaited(self, epoch: Epoch, missing: Sequence[int], asker: Member, sum_name: str) -> None:
         """Tells those of our hosts that are missing, at most once a second."""

@@ -1,7 +1,6 @@
 """A real Slurm with nodes in network namespaces of this machine: each has an address, a name and its own slurmd."""
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -170,14 +169,3 @@ class Slurm(BridgeNetwork):
 def with_environment(folder: Path, prefix: str) -> None:
     """Puts the virtual environment of the tests where the pages' scripts expect one."""
     (folder / ".venv").symlink_to(prefix)
-
-
-def on_path(folder: Path, **programs: str) -> str:
-    """Returns a PATH on which these names mean these programs: Debian calls each MPI's `mpiexec` by another name."""
-    there = folder / "bin"
-    there.mkdir()
-    for name, program in programs.items():
-        found = shutil.which(program)
-        assert found is not None, program
-        (there / name).symlink_to(found)
-    return os.pathsep.join([str(there), os.environ["PATH"]])

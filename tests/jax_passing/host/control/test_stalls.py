@@ -28,17 +28,20 @@ def test_explanations(state, order, sentence, gone):
     assert found.gone == gone
 
 
+def unheard(text, **facts): ...
+
+
 def test_a_stall_of_this_hosts_gpu(caplog):
     found = stalls.explain(Stall(waits_for_gpu=True), SlotState(left=(1,), missing=(1,)), rank=0, switch="b:2")
     assert "this host's own GPU" in found.text
     assert (found.missing, found.gone) == ((0,), ())
-    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], programs=str)
+    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], programs=str, note=unheard)
     reporter.report(Stall(waits_for_gpu=True), 5.0, None)
     assert "step 0; epoch 1). It waits for this host's own GPU" in caplog.text
 
 
 def test_warnings_get_rarer(caplog):
-    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], programs=str)
+    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], programs=str, note=unheard)
     for second in range(5, 60):
         reporter.report(Stall(), float(second), None)
     assert len(caplog.records) == 4  # at 5, 10, 20 and 40 s

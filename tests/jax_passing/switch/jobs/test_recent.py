@@ -25,6 +25,10 @@ class Counting:
         return JobCounts(chunks, 360 * chunks, 3, None, workers)
 
 
+def recent_of(plane):
+    return Recent(plane, on_waiting=lambda epoch, chunk: None)
+
+
 @pytest.fixture
 def epoch():
     return Epoch(Job("a", 7), 1, 2, since=1000.0, state=EpochState.RUNNING)
@@ -39,14 +43,14 @@ def look_until(recent, plane, epochs, until):
 def test_before_there_is_a_sample_it_counts_from_the_beginning(epoch):
     plane = Counting()
     plane.now = 1002.0
-    seconds, minute, total = Recent(plane).counted(epoch, plane.now)
+    seconds, minute, total = recent_of(plane).counted(epoch, plane.now)
     assert seconds == minute == total
     assert (minute.seconds, minute.counts.chunks, minute.counts.workers[1].last) == (2.0, 20, 20)
 
 
 def test_the_last_seconds_and_the_last_minute(epoch):
     plane = Counting()
-    recent = Recent(plane)
+    recent = recent_of(plane)
     look_until(recent, plane, [epoch], 1600.0)
     seconds, minute, total = recent.counted(epoch, plane.now)
     assert total.seconds == 600.0
@@ -61,7 +65,7 @@ def test_the_last_seconds_and_the_last_minute(epoch):
 
 def test_another_epoch_counts_anew(epoch):
     plane = Counting()
-    recent = Recent(plane)
+    recent = recent_of(plane)
     look_until(recent, plane, [epoch], 1030.0)
     again = Epoch(epoch.job, 2, 2, since=1030.0, state=EpochState.RUNNING)
     plane.now = 1031.0
@@ -70,7 +74,7 @@ def test_another_epoch_counts_anew(epoch):
 
 def test_nobody_keeps_an_epoch_that_is_over(epoch):
     plane = Counting()
-    recent = Recent(plane)
+    recent = recent_of(plane)
     look_until(recent, plane, [epoch], 1030.0)
     assert recent._samples
     look_until(recent, plane, [], 1040.0)
@@ -84,8 +88,8 @@ def test_what_nobody_can_tell_is_none(epoch, caplog):
     caplog.set_level("ERROR", logger="jax_passing.switch")
     plane = Counting()
     plane.job = 8
-    assert Recent(plane).counted(epoch, plane.now) is None
-    recent = Recent(SimpleNamespace(counts=raises))
+    assert recent_of(plane).counted(epoch, plane.now) is None
+    recent = recent_of(SimpleNamespace(counts=raises))
     recent.look([epoch], plane.now)
     assert recent.counted(epoch, plane.now) is None
     assert "the driver is gone" in caplog.text
