@@ -1,7 +1,7 @@
 """A switch tells metrics, and whether it admits jobs, by HTTP (`--metrics`).
 
-What is told comes from the status document, which the control loop makes at most twice a second, whoever asks. It is
-written on a thread of its own: many ranks are many lines, for which nobody else is to wait.
+Metrics come from the status document, which the control loop makes no more often for more scrapes. A thread of its own
+writes them: many ranks are many lines, for which nobody else has to wait.
 """
 
 import asyncio
