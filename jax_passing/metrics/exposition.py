@@ -11,6 +11,7 @@ from jax_passing.metrics import http_server
 from jax_passing.metrics.http_server import Response
 
 Families = Iterable[Any]  # of prometheus_client's metric families
+_OPENMETRICS, _VERSION = "application/openmetrics-text", "version=1.0.0"
 
 
 def listen(address: Address) -> socket.socket:
@@ -38,15 +39,19 @@ class _Registry:
 
 
 def form_of(accept: str) -> str:
-    """Returns the form of metrics, as a content type, that suits a caller with this header."""
-    from prometheus_client.exposition import choose_encoder
-
-    return str(choose_encoder(accept)[1])
+    """Returns the header that stands for all those which want the same form as this one: there are two, whatever
+    callers write."""
+    for accepted in accept.split(","):
+        kind, *parameters = (part.strip() for part in accepted.split(";"))
+        versions = [parameter for parameter in parameters if parameter.startswith("version=")]
+        if kind == _OPENMETRICS and versions in ([], [_VERSION]):
+            return f"{_OPENMETRICS}; {_VERSION}"
+    return ""
 
 
 def written(families: Callable[[], Families], accept: str) -> Response:
-    """Writes the metrics in that form."""
+    """Writes the metrics in the form that suits a caller with this header."""
     from prometheus_client.exposition import choose_encoder
 
-    encode, content_type = choose_encoder(accept)
+    encode, content_type = choose_encoder(form_of(accept))
     return Response(encode(_Registry(families)), content_type)

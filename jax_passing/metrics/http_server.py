@@ -48,7 +48,7 @@ class HttpServer:
 
     def __init__(self, routes: Mapping[str, Route]):
         self._routes = dict(routes)
-        self._connections = 0
+        self._connections: dict[asyncio.StreamWriter, bool] = {}  # the oldest first; whether we owe it an answer now
         self._server: asyncio.Server | None = None
 
     async def serve(self, listener: socket.socket) -> None:
@@ -62,24 +62,38 @@ class HttpServer:
             self._server.close()
 
     async def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections >= CONNECTIONS_MAX:
+        if len(self._connections) >= CONNECTIONS_MAX and not self._has_made_room():
             writer.transport.abort()
             return
-        self._connections += 1
+        self._connections[writer] = False
         try:
             async with asyncio.timeout(REQUEST_S):
-                writer.write(await self._answer(reader))
-                await writer.drain()
+                request = await _request(reader)
+                if writer not in self._connections:
+                    return
+                self._connections[writer] = True
+                answer = await self._answer(request)
+                self._connections[writer] = False
+                writer.write(answer)
+                writer.close()
+                await writer.wait_closed()  # until then the event loop keeps the rest of the answer
         except (OSError, EOFError):  # it was too slow, or is gone
-            writer.transport.abort()
+            pass
         finally:
-            self._connections -= 1
-            writer.close()
+            writer.transport.abort()
+            self._connections.pop(writer, None)
 
-    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
-        try:
-            request = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        except asyncio.LimitOverrunError:
+    def _has_made_room(self) -> bool:
+        """Hangs up on the caller for which we have waited longest: it asks or reads slowly, and others are quick."""
+        slow = next((writer for writer, is_our_turn in self._connections.items() if not is_our_turn), None)
+        if slow is None:
+            return False
+        del self._connections[slow]
+        slow.transport.abort()
+        return True
+
+    async def _answer(self, request: str | None) -> bytes:
+        if request is None:
             return _written(_problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE), has_body=True)
         first, *headers = request.split("\r\n")
         method, _, rest = first.partition(" ")
@@ -94,6 +108,14 @@ class HttpServer:
             log.exception("%s can't be told", path)
             response = _problem(HTTPStatus.INTERNAL_SERVER_ERROR)
         return _written(response, has_body=method == "GET")
+
+
+async def _request(reader: asyncio.StreamReader) -> str | None:
+    """Reads a request's head; None if that is too long."""
+    try:
+        return (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.LimitOverrunError:
+        return None
 
 
 def _problem(status: HTTPStatus, more: str = "") -> Response:

@@ -1,6 +1,8 @@
 """The server of metrics answers whoever asks properly, and nobody can make it wait or grow."""
 
 import asyncio
+import contextlib
+import os
 import socket
 import urllib.request
 
@@ -85,21 +87,80 @@ def test_who_says_nothing_is_hung_up_on(monkeypatch):
     assert served(asking(b"GET /hello HT")) == [""]
 
 
-def test_connections_are_few():
+def test_who_doesnt_read_the_answer_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr(http_server, "REQUEST_S", 0.5)
+
+    async def long(accept):
+        return Response(b"x" * 48 * 1024)  # asyncio keeps the rest of so few without holding up who writes
+
+    async def run():
+        listener = http_server.listen("127.0.0.1", 0)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # the accepted connections have it as well
+        server = HttpServer({"/long": long})
+        await server.serve(listener)
+        with socket.socket() as caller:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+            caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+            files = len(os.listdir("/proc/self/fd"))
+            caller.connect(listener.getsockname())
+            caller.sendall(b"GET /long HTTP/1.1\r\n\r\n")
+            await asyncio.sleep(0.2)
+            assert len(os.listdir("/proc/self/fd")) == files + 1
+            for _ in range(50):
+                await asyncio.sleep(0.1)
+                if len(os.listdir("/proc/self/fd")) == files:
+                    break
+            else:
+                pytest.fail("the connection is open still")
+            server.close()
+
+    asyncio.run(run())
+
+
+def test_connections_are_few_and_the_oldest_makes_room():
     async def crowd(address):
-        several = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
-        with pytest.raises(ConnectionError):
-            reader, writer = await asyncio.open_connection(*address)
-            for _ in range(100):
-                writer.write(b"GET /hello HTTP/1.1\r\n\r\n")
-                await writer.drain()
-                if not await reader.read():
-                    raise ConnectionResetError
+        several = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX + 1)]
+        (first, _), (second, answered) = several[:2]
+        assert await first.read() == b""  # the last one has its place
+        answered.write(b"GET /hello HTTP/1.1\r\n\r\n")
+        assert (await second.read()).startswith(b"HTTP/1.1 200 ")
         for _, writer in several:
             writer.close()
-        await asyncio.sleep(0.1)
 
-    assert served(crowd, asking(b"GET /hello HTTP/1.1\r\n\r\n"))[1].startswith("HTTP/1.1 200 ")
+    async def crowd_that_stays(address):
+        several = [await asyncio.open_connection(*address) for _ in range(CONNECTIONS_MAX)]
+        answer = await asking(b"GET /hello HTTP/1.1\r\n\r\n")(address)
+        for _, writer in several:
+            writer.close()
+        return answer
+
+    assert served(crowd, crowd_that_stays)[1].startswith("HTTP/1.1 200 ")
+
+
+def test_nobody_makes_room_while_we_owe_it_an_answer():
+    async def run():
+        may_answer = asyncio.Event()
+
+        async def slow(accept):
+            await may_answer.wait()
+            return await hello(accept)
+
+        listener = http_server.listen("127.0.0.1", 0)
+        server = HttpServer({"/slow": slow})
+        await server.serve(listener)
+        address = listener.getsockname()
+        wait = [asyncio.create_task(asking(b"GET /slow HTTP/1.1\r\n\r\n")(address)) for _ in range(CONNECTIONS_MAX)]
+        await asyncio.sleep(0.3)
+        reader, writer = await asyncio.open_connection(*address)
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()
+        may_answer.set()
+        answers = await asyncio.wait_for(asyncio.gather(*wait), 10)
+        server.close()
+        return answers
+
+    assert all(answer.startswith("HTTP/1.1 200 ") for answer in asyncio.run(run()))
 
 
 def test_a_port_that_is_taken():

@@ -222,6 +222,15 @@ def test_a_switchs_process_counts_lines_that_its_log_leaves_out():
         process.stop()
 
 
+@pytest.mark.parametrize("version", ["1.0.1", "1.0.99999", "x", "1.0.0.0", ""])
+def test_callers_dont_make_up_forms(version):
+    made_up = f"application/openmetrics-text; version={version}; escaping=dots"
+    assert exposition.form_of(made_up) == exposition.form_of("text/plain; version=7; escaping=values") == ""
+    assert exposition.written(list, made_up).content_type.startswith("text/plain; version=")
+    form = exposition.form_of(OPENMETRICS)
+    assert form == exposition.form_of(f"{OPENMETRICS}; escaping=dots, text/plain") == exposition.form_of(form)
+
+
 def test_without_the_library_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="pip install prometheus-client, or leave"):
