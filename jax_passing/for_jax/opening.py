@@ -62,7 +62,7 @@ class Opening(Generic[T]):
         devices, also when jax.distributed was initialized anew."""
         self._rank, self._world_size, self._client = rank, world_size, coordinator()
         if world_size > 1 and self._listener is None and not self._session.is_begun:
-            self._listener = threading.Thread(target=self._listen, name="jax_passing opening", daemon=True)
+            self._listener = threading.Thread(target=self._listen, name="jax_passing-opening", daemon=True)
             self._listener.start()
 
     def get(self) -> T:
