@@ -34,19 +34,20 @@ void FlightRecorder::BeginSession() {
 
 uint64_t FlightRecorder::Start(const SumKey& key, const SumSpec& spec, uint32_t world_size, int64_t scheduled_us) {
   const int64_t now_us = MonotonicUs();
-  const uint64_t elements = spec.elements(), bytes = spec.bytes();
+  const uint64_t elements = spec.elements();  // a loop over the leaves
+  const DType dtype = Narrowed(spec.dtype);
   const size_t name_bytes = Fitting(spec.site_name, RecordedSum::kNameBytes);
   const std::lock_guard lock(mutex_);
   RecordedSum& sum = ring_[next_ % kSums];
   sum.number = next_;
   sum.key = key;
-  sum.bytes = bytes;
+  sum.bytes = elements * SizeOf(dtype);
   sum.scheduled_us = scheduled_us == 0 ? now_us : scheduled_us;
   sum.started_us = now_us;
   sum.ended_us = 0;
   sum.elements = elements;
   sum.world_size = world_size;
-  sum.dtype = Narrowed(spec.dtype);
+  sum.dtype = dtype;
   sum.op = spec.op;
   sum.state = SumState::kStarted;
   sum.name_bytes = static_cast<uint8_t>(name_bytes);
