@@ -43,6 +43,7 @@ bool Rendezvous::Attach(Attachment attachment) {
   ++attachment_number_;
   FlightRecorder::OfProcess().BeginSession();
   had_once_.clear();
+  failed_.clear();
   watch_ = std::thread(&Rendezvous::Watch, this);
   return true;
 }
@@ -162,8 +163,12 @@ std::optional<Rendezvous::Attached> Rendezvous::attached() {
 }
 
 std::vector<Rendezvous::OpenGathering> Rendezvous::open() {
-  std::vector<OpenGathering> found;
   std::lock_guard lock(mutex_);
+  return open_.empty() ? failed_ : DescribeOpen();
+}
+
+std::vector<Rendezvous::OpenGathering> Rendezvous::DescribeOpen() const {
+  std::vector<OpenGathering> found;
   for (const auto& [hash, alike] : open_) {
     for (const auto& each : alike) {
       found.push_back({each->site->spec->site_name, each->calls.size(), each->site->call_count(), each->opened_us});
@@ -197,6 +202,7 @@ void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const Sum
 }
 
 std::vector<std::shared_ptr<Gathering>> Rendezvous::TakeOpen() {
+  if (!open_.empty()) failed_ = DescribeOpen();
   std::vector<std::shared_ptr<Gathering>> open;
   for (auto& [hash, alike] : open_) open.insert(open.end(), alike.begin(), alike.end());
   open_.clear();

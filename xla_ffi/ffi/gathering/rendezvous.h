@@ -73,6 +73,7 @@ class Rendezvous {
     size_t call_count = 0;  // those that there are
     int64_t opened_us = 0;
   };
+  // Those that a failure ended, if none is open.
   std::vector<OpenGathering> open();
 
   CompletionPool& pool() { return pool_; }
@@ -89,6 +90,7 @@ class Rendezvous {
   // The gathering that `call` completes, which isn't open any more.
   std::shared_ptr<Gathering> Add(const std::shared_ptr<const SumSite>& site, Call call);
   std::vector<std::shared_ptr<Gathering>> TakeOpen();
+  std::vector<OpenGathering> DescribeOpen() const;
 
   // Without the lock.
   void StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key);
@@ -100,6 +102,7 @@ class Rendezvous {
   std::optional<Attachment> attachment_;
   std::optional<SumNames> names_;                                               // while there is an attachment
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
+  std::vector<OpenGathering> failed_;                                           // of this attachment
   SeenExecutions seen_;
   uint64_t attachment_number_ = 1;         // before the first one
   std::unordered_set<uint64_t> had_once_;  // the names of this attachment's sums that come only once

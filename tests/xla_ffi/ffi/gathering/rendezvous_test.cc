@@ -273,11 +273,20 @@ TEST_F(RendezvousTest, openGatheringsLearnOfTheSessionsFailure) {
   const auto site = MakeSite(7, 2);
   Device a{1};
   rendezvous_.Arrive(site, a.MakeCall(10, 0));
+  const auto expect_one = [&] {  // the flight record tells of it before and afterwards
+    const auto open = rendezvous_.open();
+    ASSERT_EQ(open.size(), 1u);
+    EXPECT_EQ(open[0].calls, 1u);
+    EXPECT_EQ(open[0].call_count, 2u);
+    EXPECT_GT(open[0].opened_us, 0);
+  };
+  expect_one();
   {
     std::lock_guard lock(mutex_);
     failure_ = Failure{"SwitchLostError", "gone"};
   }
   EXPECT_EQ(a.Result(), "SwitchLostError: gone");
+  expect_one();
 }
 
 // Many sites, devices as threads, sums completed from other threads: each device gets its own sums.
