@@ -107,6 +107,15 @@ def test_a_host_with_another_program(cluster: "Cluster", environment: dict[str, 
     assert "They waited for each other" in out
 
 
+def test_a_device_that_doesnt_come(cluster: "Cluster", environment: dict[str, str], tmp_path: Path) -> None:
+    processes = start(cluster, "keeps_a_device", 2, environment)
+    for process in processes:
+        process.wait_for("wrote the flight record .* as the session failed: DeadlineExceededError")
+    out = passing("why", str(tmp_path))
+    assert re.search(rf"^Rank 0 waited for rank 1 in {LINE} ", out, re.M), out
+    assert re.search(rf"^Rank 1 \(\S+, 127\.0\.0\.1\) had 1 of its 2 devices at {LINE}, since", out, re.M), out
+
+
 def test_an_exception_of_the_users(cluster: "Cluster", environment: dict[str, str], tmp_path: Path) -> None:
     *waiting, wrong = start(cluster, "raises", 2, environment)
     waiting[0].wait_for("^raised HostLostError")

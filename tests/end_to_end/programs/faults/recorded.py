@@ -1,6 +1,6 @@
 """Sums ten times; then the last rank does as it is told, and the others go on. Says what they get.
 
-recorded.py sleeps | differs | runs | dies | raises | brings_nan
+recorded.py sleeps | differs | runs | dies | raises | brings_nan | keeps_a_device
 """
 
 import os
@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 
+HOW = sys.argv[1]
+late_devices: list[int] = []
 MESH = jax.sharding.Mesh(jax.local_devices(), ("d",))
 
 
@@ -20,7 +22,15 @@ def jitted(function):
     return jax.jit(jax.shard_map(function, mesh=MESH, in_specs=P("d"), out_specs=P(), check_vma=False))
 
 
+def come(b, device):
+    if device in late_devices:
+        time.sleep(20)
+    return b
+
+
 def step(tree):
+    if HOW == "keeps_a_device":
+        tree = {**tree, "b": jax.pure_callback(come, tree["b"], tree["b"], jax.lax.axis_index("d"))}
     return jax_passing.psum(tree, "d")
 
 
@@ -38,6 +48,8 @@ def misbehave(how, tree):
         raise KeyError("a mistake")
     if how == "differs":
         jitted(other)(tree).block_until_ready()
+    if how == "keeps_a_device":
+        late_devices.append(1)
     if how == "brings_nan":
         tree["w"] = tree["w"].at[7].set(jnp.nan)
 
@@ -57,4 +69,4 @@ def main(how: str) -> None:
         print(f"raised {type(error).__name__}: {error}", flush=True)
 
 
-main(sys.argv[1])
+main(HOW)
