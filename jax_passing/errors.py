@@ -81,7 +81,7 @@ class WrongSumError(PassingError):
 
 
 class EndedByOperatorError(PassingError):
-    """A switch's operator, or who has the job's key, ended the job, or put this host out of it."""
+    """A switch's operator, or a holder of the job's key, ended the job, or put this host out of it."""
 
 
 class NonFiniteError(PassingError):

@@ -1,5 +1,5 @@
-// What the flight recorder costs: sums of 1 KB of two hosts and a switch in this process over loopback, with the
-// recorder and without, in turns, as machines slow down and speed up. Built with -DPASSING_BUILD_TESTS=ON.
+// This benchmark tells the cost of the flight recorder: two hosts and a switch in this process sum 1 KB over loopback,
+// with the recorder and without, in turns, as machines slow down and speed up. Built with -DPASSING_BUILD_TESTS=ON.
 //
 //   flight_recorder_benchmark [ROUNDS]    300 by default, some 0.1 s each
 //

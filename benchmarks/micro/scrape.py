@@ -1,4 +1,4 @@
-"""A scrape of a switch's metrics costs so much: its parts, and by how much the control loop is late meanwhile.
+"""Measures the cost of a scrape of a switch's metrics by its parts, and the lateness of the control loop meanwhile.
 
     python benchmarks/micro/scrape.py --ranks 64
 

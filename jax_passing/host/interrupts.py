@@ -25,7 +25,7 @@ MOMENT_S = 0.5  # XLA's own waits look for signals every 0.2 s
 
 
 class Interrupts:
-    """These are of one session, until that ends. A program that handles SIGINT by itself keeps it to itself."""
+    """Hears of Ctrl-C for one session, until that ends. A program that handles SIGINT by itself keeps it to itself."""
 
     def __init__(self, session: "Session"):
         self._session = weakref.ref(session)  # a handler of signals may outlive it

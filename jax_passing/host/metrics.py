@@ -119,7 +119,7 @@ def _buckets(counts: list[int]) -> list[tuple[str, float]]:
 
 
 def _after_fork_in_child() -> None:
-    """The parent's port is not to stay taken by a child that outlives it."""
+    """A child that outlives its parent mustn't keep the parent's port."""
     for listener in _listeners:
         os.close(listener.detach())
     _listeners.clear()

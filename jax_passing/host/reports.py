@@ -23,7 +23,7 @@ BUSY_SHARE = "/jax_passing/busy_share"
 
 
 class Reports:
-    """These are of one session, until that ends. The last period may be shorter."""
+    """Reports on one session, until that ends. The last period may be shorter."""
 
     def __init__(self, session: "Session", period_s: float = PERIOD_S):
         self._session, self._period_s = session, period_s

@@ -1,5 +1,5 @@
-"""A small server for a few pages that only read. It runs in an event loop beside more urgent things, so whatever a
-caller does is bounded in time and in memory, and each connection has one answer."""
+"""A small server has a few pages that only read. It runs in an event loop beside more urgent things, so it bounds the
+time and the memory that a caller takes, and gives each connection one answer."""
 
 import asyncio
 import errno
@@ -104,7 +104,7 @@ class HttpServer:
             return _written(_problem(HTTPStatus.NOT_FOUND, ", ".join(self._routes)), has_body=method == "GET")
         try:
             response = await route(_value_of("accept", headers))
-        except Exception:  # a fault of ours: whoever asks hears of it, and all else goes on
+        except Exception:  # a fault of ours: the caller hears of it, and all else goes on
             log.exception("%s can't be told", path)
             response = _problem(HTTPStatus.INTERNAL_SERVER_ERROR)
         return _written(response, has_body=method == "GET")

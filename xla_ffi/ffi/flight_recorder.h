@@ -1,4 +1,4 @@
-// Remembers the last sums of this process, and how far each has come, for whoever asks what it did before a fault.
+// The recorder remembers the last sums of this process, and how far each has come, for flight records.
 #ifndef XLA_FFI_FFI_FLIGHT_RECORDER_H_
 #define XLA_FFI_FFI_FLIGHT_RECORDER_H_
 

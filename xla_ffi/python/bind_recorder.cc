@@ -1,4 +1,4 @@
-// What this process remembers of its sums, and the signal by which somebody asks for it.
+// Python reads here the sums that this process remembers, and hears the signal by which somebody asks for them.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

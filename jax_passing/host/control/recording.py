@@ -77,7 +77,7 @@ class Recorder:
                 lost=[] if failure is None else list(failure.ranks),
             )
             try:
-                # What somebody asks for takes no room from the records of failures.
+                # A record that somebody asks for takes no room from those of failures.
                 who = f"{self._loop.host_name}-rank{rank}" + ("-asked" if failure is None else "")
                 file = files.write(record, who, self._settings.record_folder)
             except OSError as error:

@@ -1,5 +1,5 @@
-"""A switch's operator drains it, ends a job, or puts one rank out of it. Who may say so is decided by those who ask
-here: `member_conversation.py` by keys, `local.py` by the user of a process on this machine."""
+"""A switch's operator drains it, ends a job, or puts one rank out of it. The callers decide who may say so:
+`member_conversation.py` by keys, `local.py` by the user of a process on this machine."""
 
 import logging
 
@@ -23,6 +23,8 @@ _KIND = EndedByOperatorError.__name__
 
 
 class Operator:
+    """Carries out the commands of this switch's operators on its jobs and meetings."""
+
     def __init__(self, jobs: JobTable, meetings: Meetings):
         self._jobs, self._meetings = jobs, meetings
 

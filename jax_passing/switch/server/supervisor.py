@@ -13,6 +13,8 @@ SOCKET, WATCHDOG_US, WATCHDOG_PROCESS = "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCH
 
 
 class Supervisor:
+    """Tells the supervisor of this process, if there is one, how the switch is."""
+
     def __init__(self, environment: Mapping[str, str] = os.environ):
         address = environment.get(SOCKET, "")
         self._address = "\0" + address[1:] if address.startswith("@") else address  # "@" is an abstract one

@@ -73,7 +73,7 @@ def _key(job: Document) -> tuple[str, str]:
 
 def _shown(jobs: Sequence[Document]) -> list[Document]:
     """Returns some jobs, with their members as far as there is room, and the others as one. Those that have run longest
-    come first: who names jobs that never start doesn't displace them."""
+    come first: jobs that never start don't displace them."""
     jobs = sorted(jobs, key=lambda job: (job["state"] != "running", -job["for_s"]))
     shown: list[Document] = []
     room = RANKS_MAX

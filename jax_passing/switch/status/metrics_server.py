@@ -17,6 +17,8 @@ from jax_passing.switch.status.report import Report
 
 
 class MetricsServer:
+    """Answers /metrics and /health by a switch's report."""
+
     def __init__(self, report: Report):
         self._report = report
         self._http = HttpServer({"/metrics": self._metrics, "/health": self._health})
