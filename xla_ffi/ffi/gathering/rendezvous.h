@@ -73,7 +73,7 @@ class Rendezvous {
     size_t call_count = 0;  // those that there are
     int64_t opened_us = 0;
   };
-  // Those that a failure ended, if none is open.
+  // Returns them; or the ones that a failure ended, if none is open.
   std::vector<OpenGathering> open();
 
   CompletionPool& pool() { return pool_; }
