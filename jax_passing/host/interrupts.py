@@ -32,6 +32,8 @@ class Interrupts:
         self._handled_at = 0.0
         self._is_over = threading.Event()
         is_main = threading.current_thread() is threading.main_thread()
+        if is_main and (former := _owner()) is not None:
+            former._end()  # another thread has shut down its session
         if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return
         self._reader, self._writer = socket.socketpair()
@@ -95,6 +97,12 @@ class Interrupts:
         self._reader.close()
 
 
+def _owner() -> Interrupts | None:
+    """Returns those that handle SIGINT, if any do."""
+    found = getattr(signal.getsignal(signal.SIGINT), "__self__", None)
+    return found if isinstance(found, Interrupts) else None
+
+
 def _is_interactive() -> bool:
     """Tells whether a second Ctrl-C would cost the user more than this program."""
     return hasattr(sys, "ps1") or "ipykernel" in sys.modules
@@ -109,7 +117,7 @@ def _die() -> None:
 def _after_fork_in_child() -> None:
     """Lets signals of a child not be heard by its parent, with which it shares the socket."""
     with suppress(ValueError):  # it was forked by another thread than the main one
-        if isinstance(getattr(signal.getsignal(signal.SIGINT), "__self__", None), Interrupts):
+        if _owner() is not None:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,0 +1,49 @@
+"""A session handles SIGINT as long as it is open, where nobody else does. tests/end_to_end/faults interrupts hosts."""
+
+import signal
+import threading
+
+import pytest
+
+import jax_passing
+
+
+def handler():
+    return signal.getsignal(signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def _default():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_handler_is_that_of_python_afterwards():
+    with jax_passing.init(world_size=1):
+        assert handler() is not signal.default_int_handler
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert handler() is signal.default_int_handler
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_handler_of_the_program_stays():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with jax_passing.init(world_size=1):
+        assert handler() is signal.SIG_IGN
+    with jax_passing.init(world_size=1):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert handler() is signal.SIG_IGN
+
+
+def test_a_session_that_another_thread_has_shut_down_hands_over():
+    session = jax_passing.init(world_size=1)
+    former = handler()
+    thread = threading.Thread(target=session.shutdown)
+    thread.start()
+    thread.join()
+    assert handler() == former  # only the main thread may change it
+    with jax_passing.init(world_size=1):
+        assert handler() not in (former, signal.default_int_handler)
+    assert handler() is signal.default_int_handler
