@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from jax_passing.commands.why import Files
+from jax_passing.commands.why import Files, examined, records_of_this_version
 
 
 def trace(
@@ -14,12 +14,12 @@ def trace(
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the trace here.")] = Path("trace.json"),
 ) -> None:
     """Make a trace of flight records, which https://ui.perfetto.dev shows: all hosts' sums on one time line."""
-    from jax_passing.commands.why import examined
     from jax_passing.errors import ConfigError
     from jax_passing.records.timeline import timeline
 
     findings = examined(files)
-    document = timeline(findings)
+    with records_of_this_version():
+        document = timeline(findings)
     try:
         output.write_text(json.dumps(document))
     except OSError as error:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,20 @@ Files = Annotated[
 ]
 
 
+@contextmanager
+def records_of_this_version() -> Iterator[None]:
+    """Raises ConfigError where a record lacks what those of this version have."""
+    from jax_passing.errors import ConfigError
+
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"A record isn't complete, or of another version ({problem}). Leave it out.") from error
+
+
 def examined(files: Sequence[Path]) -> "Findings":
     """Reads the records, and returns what they show. Raises ConfigError."""
     from jax_passing.errors import ConfigError
@@ -25,7 +40,8 @@ def examined(files: Sequence[Path]) -> "Findings":
     found = [each for file in files for each in (sorted(file.glob("record-*.json")) if file.is_dir() else [file])]
     if not found:
         raise ConfigError(f"There is no flight record in {', '.join(map(str, files))}.")
-    findings = examine([read(file) for file in found])
+    with records_of_this_version():
+        findings = examine([read(file) for file in found])
     if findings is None:
         raise ConfigError("None of these records is of a host: a switch alone doesn't know who waits for whom.")
     return findings
@@ -42,7 +58,8 @@ def why(
     from jax_passing.records.sentences import sentences
 
     findings = examined(files)
-    told = sentences(findings)
+    with records_of_this_version():
+        told = sentences(findings)
     if as_json:
         document = {
             "job": findings.job,

@@ -48,3 +48,16 @@ def test_a_trace(run, tmp_path):
     assert json.loads(trace.read_text())["otherData"]["job"] == "job"
     code, _ = run(tmp_path, "-o", tmp_path / "missing" / "trace.json", command="trace")
     assert code.startswith("jax-passing: Can't write ")
+
+
+def test_a_record_that_lacks_something_is_said(run, tmp_path):
+    for number, without in enumerate(("entries", "jax_passing")):
+        record = host(0, [sum_of(A, 1, "started", 3.0)], world_size=2)
+        if without == "entries":
+            del record["entries"][0]["state"]
+        else:
+            del record["jax_passing"]["events"]
+        file = files.write(record, f"a{number}", tmp_path)
+        for command in ("why", "trace"):
+            code, _ = run(file, command=command)
+            assert code.startswith("jax-passing: A record isn't complete, or of another version (KeyError: ")
