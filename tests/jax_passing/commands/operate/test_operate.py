@@ -55,9 +55,8 @@ def leave(several):
         member.close()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_user_of_the_switch_drains_it_and_goes_on(running, run, world_size):
-    hosts = members(running, world_size)
+def test_the_user_of_the_switch_drains_it_and_goes_on(running, run):
+    hosts = members(running, 2)
     assert run("drain", running.address, "--reason", "new kernel") == (
         0,
         f"The switch at {running.address} drains: it admits no new job. 1 job is left.",
@@ -72,19 +71,18 @@ def test_the_user_of_the_switch_drains_it_and_goes_on(running, run, world_size):
     assert run("drain", running.address, "--wait")[1].endswith("No jobs are left.")
     waiting.join()
     assert run("drain", running.address, "--undo") == (0, f"The switch at {running.address} admits new jobs.")
-    leave(members(running, world_size))
+    leave(members(running, 2))
     time.sleep(0.5)
     assert json.loads(run("status", running.address, "--json")[1])["switches"][0]["draining"] is None
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_user_of_the_switch_ends_a_job_and_a_rank(running, run, world_size):
-    hosts = members(running, world_size)
+def test_the_user_of_the_switch_ends_a_job_and_a_rank(running, run):
+    hosts = members(running, 2)
     assert run("end", running.address, "test") == (0, f"Job 'test' was ended at the switch at {running.address}.")
     end(hosts)
     assert {host.failure.kind for host in hosts} == {"EndedByOperatorError"}
     assert all("ended job 'test'" in host.failure.message for host in hosts)
-    hosts = members(running, world_size)
+    hosts = members(running, 2)
     _, out = run("end", running.address, "test", "--rank", "1", "--reason", "too slow")
     assert out.startswith("Rank 1 was put out of job 'test', epoch")
     end(hosts)
