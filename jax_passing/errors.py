@@ -1,5 +1,6 @@
 """Defines the exceptions that this package raises; docs/operate/troubleshooting.md has causes and remedies."""
 
+import logging
 import re
 import sys
 import warnings
@@ -242,6 +243,15 @@ def translate() -> Iterator[None]:
         if ours is None:
             raise
         raise_instead(ours, error)
+
+
+@contextmanager
+def logged(text: str) -> Iterator[None]:
+    """Logs an exception with this text: the caller has to go on in any case."""
+    try:
+        yield
+    except Exception:
+        logging.getLogger("jax_passing").exception("%s", text)
 
 
 def repeats_itself(error: BaseException) -> bool:

@@ -48,6 +48,14 @@ def of_shard(job: str, shard: int) -> str:
     return f"{job}{SHARD_MARK}{shard}" if shard else job
 
 
+def shard_of(job: str) -> int:
+    """Returns the number of the shard that a switch's job is. Raises ValueError if there can't be such a shard."""
+    number = job.partition(SHARD_MARK)[2]
+    if number and (not number.isdecimal() or number != str(int(number)) or number == "0"):
+        raise ValueError(f"there is no shard {number!r}")
+    return int(number or 0)
+
+
 def of_doctor(job: str, trial: str) -> str:
     """Returns the name of a doctor's job: another one for each `trial`, with the key of `job`."""
     return job + DOCTOR_MARK + trial

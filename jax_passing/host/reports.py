@@ -3,18 +3,17 @@
 Listeners are users' code, which may take long, so a thread of its own calls them.
 """
 
-import logging
 import threading
 from typing import TYPE_CHECKING
 
 from jax import monitoring
 
+from jax_passing.errors import logged
 from jax_passing.host.stats import Stats, busy_gbit, busy_share
 
 if TYPE_CHECKING:
     from jax_passing.host.session import Session
 
-log = logging.getLogger("jax_passing")
 
 PERIOD_S = 10.0
 END_S = 1.0  # a listener that hangs doesn't keep the session from ending
@@ -38,10 +37,8 @@ class Reports:
         while not is_over:
             is_over = self._is_over.wait(self._period_s)
             before, self._before = self._before, self._session.stats()
-            try:
+            with logged("a listener of jax.monitoring failed"):  # which ends no training
                 self._report(before, self._before)
-            except Exception:  # a listener's: it ends no training
-                log.exception("a listener of jax.monitoring failed")
 
     def _report(self, before: Stats, after: Stats) -> None:
         """Tells of the time between the two, or since a `rejoin` in it, which counts from 0 again."""
@@ -59,4 +56,5 @@ class Reports:
 
     def _end(self) -> None:
         self._is_over.set()
-        self._thread.join(END_S)
+        if threading.current_thread() is not self._thread:  # a listener may end the session
+            self._thread.join(END_S)

@@ -267,8 +267,9 @@ class Session:
         scope.end()
         _native.detach()
         for close in self.closers:
-            close()
-        self._close_control()
+            with errors.logged("a part of the session couldn't be closed"):
+                close()
+        self._close_control()  # so the switch hears in any case that this host is gone
 
     def _close_control(self) -> None:
         if self._control is not None:

@@ -23,6 +23,11 @@ Lifeline::Lifeline(int fd, std::chrono::microseconds period) : fd_(fd), period_(
 }
 
 Lifeline::~Lifeline() {
+  if (getpid() != process_) {  // forked from the process whose thread and connection these are
+    thread_.detach();
+    close(fd_);
+    return;
+  }
   {
     const std::lock_guard lock(mutex_);
     is_over_ = true;

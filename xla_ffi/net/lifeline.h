@@ -2,6 +2,9 @@
 #ifndef XLA_FFI_NET_LIFELINE_H_
 #define XLA_FFI_NET_LIFELINE_H_
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
@@ -24,6 +27,7 @@ class Lifeline {
 
   const int fd_;
   const std::chrono::microseconds period_;
+  const pid_t process_ = getpid();
   std::mutex mutex_;
   std::condition_variable ends_;
   bool is_over_ = false;

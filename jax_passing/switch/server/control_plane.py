@@ -36,7 +36,7 @@ class ControlPlane:
       instance: tells this start of this switch from any other.
       jobs, meetings, quota, dispatcher, outside, lease_s, counts, report, operator: what conversations with members
         need (`member_conversation.py`).
-      lives: of those at the other end, by their tokens.
+      lives: of those who have joined or have a seat, and have no lifeline yet, by their tokens.
     """
 
     def __init__(
@@ -119,11 +119,13 @@ class ControlPlane:
         address = _packets_of(join, connection, self._data_plane.host or connection.own_host)
         if isinstance(join, messages.RackJoin):
             check_version(join, connection.own_name)
+            _check_name(join.job)
             return Member(connection, join.instance, address, alone_since=now, lease_s=join.lease_s, rack=join.name)
         member = Member(
             connection, join.instance, address, alone_since=now, lease_s=join.lease_s, switches=join.switches
         )
-        self.jobs.admit(self.name_of_job(join), rank_of_host(join, connection.host, self._abilities()), member)
+        _check_name(name := self.name_of_job(join))
+        self.jobs.admit(name, rank_of_host(join, connection.host, self._abilities()), member)
         return member
 
     def name_of_job(self, join: messages.Join | messages.RackJoin) -> str:
@@ -193,6 +195,13 @@ class ControlPlane:
             self._secret,
             self.key_of(epoch.job.name),
         )
+
+
+def _check_name(job: str) -> None:
+    try:
+        job_names.shard_of(job)
+    except ValueError as error:
+        raise RefusalError(f"There can't be a job {job!r}: {error}.") from error
 
 
 def _packets_of(join: messages.Join | messages.RackJoin, connection: Connection, data_host: str) -> tuple[str, int]:

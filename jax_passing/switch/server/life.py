@@ -38,8 +38,7 @@ class Life:
             self._lease.heard()
 
     def takes(self, hang_up: Callable[[str], None]) -> None:
-        """Takes a lifeline in place of the one before. `hang_up`: ends the lifeline, for this reason."""
-        self.loses_lifeline("has another lifeline")
+        """Takes its lifeline. `hang_up`: ends the lifeline, for this reason."""
         self._hang_up = hang_up
 
     def loses_lifeline(self, reason: str = "") -> None:

@@ -40,7 +40,8 @@ class MemberConversation:
         self._seat: Seat | None = None  # instead, if it meets others here
         self._timer: Timer | None = None
         self._life = Life(plane.outside)
-        self._speaks_for: Life | None = None  # whose lifeline this is
+        self._lifeline: messages.Lifeline | None = None  # if this is one
+        self._speaks_for: Life | None = None  # from when its token was found
         self._greeting: Timer | None = None  # in the clear, unless the other begins a handshake
         self._has_entered = False
         self._is_over = False
@@ -59,7 +60,6 @@ class MemberConversation:
             self._turn_away(problem, reason="quota")
             return
         self._has_entered = True
-        self._plane.lives[self._life.token] = self._life
         self._timer = self._outside.call_later(FIRST_MESSAGE_S, self._on_silence)
         if self._plane.has_key:
             self._greeting = self._outside.call_later(PLAIN_GREETING_S, self._greet)
@@ -89,8 +89,8 @@ class MemberConversation:
         member = self._member
         if self._is_over or (member is not None and (member.gave_up or _is_over(member))):
             return
-        if self._speaks_for is not None:
-            self._speaks_for.heard_on_lifeline()
+        if self._lifeline is not None:
+            self._hear_lifeline(self._lifeline)
             return
         self._life.heard()
         try:
@@ -183,7 +183,8 @@ class MemberConversation:
             self._tell_status(join)
             return
         if isinstance(join, messages.Lifeline):
-            self._on_lifeline(join)
+            self._lifeline = join
+            self._hear_lifeline(join)
             return
         if isinstance(join, messages.Command):
             self._on_command(join)
@@ -219,17 +220,17 @@ class MemberConversation:
         self._connection.send(self._plane.report.answer(query, job))
         self._end("was told the status")
 
-    def _on_lifeline(self, said: messages.Lifeline) -> None:
+    def _hear_lifeline(self, said: messages.Lifeline) -> None:
+        """A token is good for one lifeline: it has been heard in the clear since. The host may not have joined yet."""
         assert self._connection is not None
         assert self._timer is not None
-        life = self._plane.lives.get(said.token)
-        if life is None or life is self._life:
-            self._end("has the lifeline of a host that is gone")
-            return
-        life.takes(self._end)
-        self._speaks_for = life
-        self._timer.cancel()
-        self._quota.joined(self, self._connection.host)
+        if self._speaks_for is None and (life := self._plane.lives.pop(said.token, None)) is not None:
+            life.takes(self._end)
+            self._speaks_for = life
+            self._timer.cancel()
+            self._leave_quota()  # the host's own connection counts
+        if self._speaks_for is not None:
+            self._speaks_for.heard_on_lifeline()
 
     def _on_command(self, command: messages.Command) -> None:
         """Does what an owner of a key says. Without one nobody proves anything by the network: operators/local.py."""
@@ -271,6 +272,7 @@ class MemberConversation:
 
     def _expect_heartbeats(self, lease_s: float) -> None:
         self._life.expect(min(lease_s, self._plane.lease_s), self._on_lease_over)
+        self._plane.lives[self._life.token] = self._life
 
     def _on_lease_over(self) -> None:
         assert self._connection is not None
@@ -285,6 +287,9 @@ class MemberConversation:
         self._end(reason, STANDS_STILL)
 
     def _on_silence(self) -> None:
+        if self._lifeline is not None:
+            self._end("has the lifeline of a host that isn't here")
+            return
         self._refuse_to_understand(msgspec.DecodeError(f"its first message hasn't come within {FIRST_MESSAGE_S:g} s"))
 
     def _expect_ranks(self) -> None:
@@ -303,11 +308,18 @@ class MemberConversation:
         log.warning("closing the connection of %s: %s", self._connection.name, error)
         self._end("sent a message that the switch doesn't understand")
 
+    def _leave_quota(self) -> None:
+        assert self._connection is not None
+        if self._has_entered:
+            self._has_entered = False
+            self._quota.leave(self, self._connection.host)
+
     def _end(self, reason: str, likely: str = CRASHED) -> None:
         assert self._connection is not None
+        if self._is_over:
+            return
         self._is_over = True
-        if self._has_entered:
-            self._quota.leave(self, self._connection.host)
+        self._leave_quota()
         self._plane.lives.pop(self._life.token, None)
         self._life.end()
         if self._speaks_for is not None:

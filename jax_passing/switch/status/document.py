@@ -23,14 +23,14 @@ _LANE_BYTES = 4
 
 def of_epoch(epoch: Epoch, recent: Recent, now: float) -> Document:
     """Describes one job at this switch. Values that nobody can tell are None."""
-    name, _, shard = epoch.job.name.partition(job_names.SHARD_MARK)
+    name = epoch.job.name.partition(job_names.SHARD_MARK)[0]
     joins = epoch.joined().values()
     running = epoch.state is EpochState.RUNNING
     link_gbit = least(*(join.link_gbit for join in joins))
     counted = recent.counted(epoch, now) if running else None
     return {
         "job": name,
-        "shard": int(shard or 0),
+        "shard": job_names.shard_of(epoch.job.name),
         "shards": max((join.shards for join in joins), default=1),
         "epoch": epoch.number,
         "state": epoch.state.value,

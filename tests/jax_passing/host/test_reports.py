@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_passing
 from jax_passing.host.reports import BUSY_GBIT, BUSY_SHARE, Reports
+from jax_passing.host.session import current
 from support.switch.in_process import SwitchThread, until
 
 
@@ -104,3 +105,22 @@ def test_a_listener_that_fails_or_hangs_holds_nobody_up(told, caplog):
             hangs.set()
             jax.monitoring.unregister_scalar_listener(listener)
     assert "a listener of jax.monitoring failed" in caplog.text
+
+
+def test_a_listener_may_end_its_session():
+    running = SwitchThread()
+    session = jax_passing.init(running.address, axis_name="d", rank=0, world_size=1)
+
+    def end(event, value, **labels):
+        if event == BUSY_SHARE:
+            session.shutdown()
+
+    jax.monitoring.register_scalar_listener(end)
+    try:
+        Reports(session, period_s=0.01)
+        until(lambda: current() is None)
+    finally:
+        jax.monitoring.unregister_scalar_listener(end)
+    with jax_passing.init(running.address, axis_name="d", rank=0, world_size=1) as again:
+        assert again.epoch != session.epoch
+    running.stop()

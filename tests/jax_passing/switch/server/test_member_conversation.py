@@ -170,31 +170,38 @@ def test_a_lifeline_says_that_a_host_lives_for_a_while(monkeypatch):
     @scenario(lease_s=0.4)
     async def run(switch):
         host, lifeline = await switch.connect(), await switch.connect()
-        lifeline.send(messages.Lifeline(host.token))
-        await until(lambda: switch.plane.lives[host.token]._hang_up is not None)
-        began = asyncio.get_running_loop().time()
+        lifeline.send(messages.Lifeline(host.token))  # before there is a seat
         host.send(meet(0, 3, 3))
+        began = asyncio.get_running_loop().time()
         beating = asyncio.create_task(beats(lifeline, 60, 0.05))
         assert await host.receive() is None  # it has lost its seat
         assert asyncio.get_running_loop().time() - began > 1.0
-        assert await lifeline.receive() is None  # it ends with the connection that it speaks for
+        assert await lifeline.receive() is None  # it ends with the host's own connection
         beating.cancel()
-        assert switch.plane.lives == {}
+        assert (switch.plane.lives, switch.plane.quota.connections) == ({}, 0)
 
     run()
 
 
-@scenario()
-async def test_a_host_has_one_lifeline(switch):
-    host = await switch.join(rank=0)
-    first, second, stranger = [await switch.connect() for _ in range(3)]
-    first.send(messages.Lifeline(host.token))
-    await until(lambda: switch.plane.lives[host.token]._hang_up is not None)
-    second.send(messages.Lifeline(host.token))
-    assert await first.receive() is None
-    stranger.send(messages.Lifeline("somebody"))
-    assert await stranger.receive() is None
-    assert len(switch.plane.lives) == 2
+def test_a_token_is_good_for_one_lifeline_of_a_host_that_has_joined(monkeypatch):
+    monkeypatch.setattr(member_conversation, "FIRST_MESSAGE_S", 0.5)
+
+    @scenario()
+    async def run(switch):
+        host, first, second, third = [await switch.connect() for _ in range(4)]
+        host.send(meet(0, 3, 3))
+        first.send(messages.Lifeline(host.token))
+        await until(lambda: switch.plane.quota.connections == 3)  # the first counts as the host's
+        second.send(messages.Lifeline(host.token))
+        third.send(messages.Lifeline(second.token), b"\n\n")  # a lifeline has none
+        second.send(b"\n")
+        for one in (second, third):
+            assert await one.receive() is None
+        host.writer.close()
+        assert await first.receive() is None
+        await until(lambda: switch.plane.quota.connections == 0)
+
+    run()
 
 
 @scenario(lease_s=0.4)
@@ -208,3 +215,15 @@ async def test_a_host_that_is_silent_while_it_meets_others_loses_its_seat(switch
         await asyncio.sleep(0.05)
     assert await dead.receive() is None
     await met(alive, await seat(switch, 0, 3, 3), await seat(switch, 2, 3, 3, instance="third"))
+
+
+@pytest.mark.parametrize("number", ["evil", "01", "0", "1/shard 2", "-1"])
+def test_a_shard_that_there_cant_be_is_refused(number):
+    @scenario()
+    async def run(switch):
+        host = await switch.connect()
+        host.send(join_of_version(messages.PROTOCOL_VERSION, switch, 0, job=f"a/shard {number}"))
+        assert f"there is no shard '{number}'" in await host.refusal()
+        assert switch.plane.report.document(None)["jobs"] == []
+
+    run()
