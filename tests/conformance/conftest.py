@@ -6,6 +6,7 @@ import pytest
 
 from jax_passing.conformance.live import fences
 from jax_passing.protocol import keys
+from support.keys import write_key
 from support.switch.live_suite import KEY
 
 
@@ -24,7 +25,4 @@ def parent_at():
 
 @pytest.fixture
 def key_file(tmp_path):
-    file = tmp_path / "switch.key"
-    file.touch(mode=0o600)
-    file.write_text(keys.key_line(keys.SWITCH, KEY))
-    return file
+    return write_key(tmp_path / "switch.key", keys.SWITCH, KEY)

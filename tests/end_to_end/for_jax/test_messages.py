@@ -8,6 +8,7 @@ import pytest
 from jax_passing.protocol import keys
 from support.jobs import for_jax
 from support.jobs.cluster import finish
+from support.keys import write_key
 
 if TYPE_CHECKING:
     from support.jobs.cluster import Cluster
@@ -18,14 +19,8 @@ MIB = 1 << 20
 def key_files(folder: Path, job: str) -> tuple[Path, Path]:
     """Returns a switch's key file, and that of a job."""
     switch_key = keys.new_key()
-    lines = {
-        "switch.key": keys.key_line(keys.SWITCH, switch_key),
-        "job.key": keys.key_line(keys.JOB, keys.job_key(switch_key, job)),
-    }
-    for name, line in lines.items():
-        (folder / name).touch(0o600)
-        (folder / name).write_text(line)
-    return folder / "switch.key", folder / "job.key"
+    of_switch = write_key(folder / "switch.key", keys.SWITCH, switch_key)
+    return of_switch, write_key(folder / "job.key", keys.JOB, keys.job_key(switch_key, job))
 
 
 @pytest.mark.parametrize(("hosts", "devices", "has_key"), [(3, 1, True), (2, 2, False)])

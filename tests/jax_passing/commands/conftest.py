@@ -2,6 +2,8 @@
 
 import pytest
 
+from jax_passing.commands.cli import main
+
 
 @pytest.fixture
 def script(tmp_path):
@@ -11,3 +13,18 @@ def script(tmp_path):
         return str(path)
 
     return write
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs a command; returns its exit code or its message, and its output."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["jax-passing", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return end.value.code, capsys.readouterr().out
+
+    for name in ("SWITCH", "KEY_FILE", "JOB"):
+        monkeypatch.delenv(f"JAX_PASSING_{name}", raising=False)
+    return run

@@ -5,13 +5,12 @@ import pytest
 from jax_passing.commands.key import key
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import keys
+from support.keys import write_key
 
 
 @pytest.fixture
 def switch_key(tmp_path):
-    (file := tmp_path / "switch.key").touch(0o600)
-    file.write_text(keys.key_line(keys.SWITCH, bytes(32)))
-    return file
+    return write_key(tmp_path / "switch.key", keys.SWITCH, bytes(32))
 
 
 def test_a_jobs_key(switch_key, capsys):

@@ -15,6 +15,7 @@ from jax_passing.doctor.findings import State
 from jax_passing.doctor.switch import findings as findings_of
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
+from support.keys import write_key
 from support.switch.in_process import SwitchThread
 
 JOB = "train"
@@ -157,10 +158,8 @@ def test_a_switch_that_adds_wrongly(switch, monkeypatch):
 
 
 def test_a_key(switch, tmp_path):
-    path, key = tmp_path / "switch.key", keys.new_key()
-    path.write_text(keys.key_line(keys.SWITCH, key))
-    path.chmod(0o600)
-    running = switch(key_file=path)
+    key = keys.new_key()
+    running = switch(key_file=write_key(tmp_path / "switch.key", keys.SWITCH, key))
     _, found = findings(running, keys.job_key(key, JOB))
     assert states(found) == dict.fromkeys(("switch", "packets", "multicast"), State.GOOD), found
     assert "1468 bytes" in found["packets"].reason  # with a tag

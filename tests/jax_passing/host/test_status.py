@@ -14,18 +14,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import jax_passing
+from jax_passing.config import parse_address
 from jax_passing.errors import ConfigError
 from jax_passing.host.status import SessionStatus, WaitingSum
 from support.jax.sessions import init_beside, total
+from support.jobs.cluster import free_address
 from support.switch.in_process import until
 
 ONES = jnp.ones((2, 8))
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return parse_address(free_address())[1]
 
 
 def scraped(port):

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from jax_passing.commands.cli import main
 from jax_passing.errors import SwitchDrainingError
 from jax_passing.protocol import keys, local_operators
+from support.keys import write_key
 from support.switch.in_process import Member, SwitchThread, members, settings_of, until
 
 
@@ -20,25 +20,14 @@ def running():
 
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs a command; returns its exit code or its message, and its output."""
+def run(run):
+    """Returns the output in one line, however narrow the terminal is."""
 
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["jax-passing", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code, " ".join(capsys.readouterr().out.split())
+    def joined(*arguments):
+        code, out = run(*arguments)
+        return code, " ".join(out.split())
 
-    for name in ("SWITCH", "KEY_FILE", "JOB"):
-        monkeypatch.delenv(f"JAX_PASSING_{name}", raising=False)
-    return run
-
-
-def key_file(folder, kind, key):
-    file = folder / f"{kind}.key"
-    file.touch(mode=0o600)
-    file.write_text(keys.key_line(kind, key))
-    return str(file)
+    return joined
 
 
 def end(several):
@@ -119,8 +108,8 @@ def test_a_switch_that_listens_anywhere_is_found_by_each_address(run):
 
 def test_keys_open_the_switch_over_the_network(run, tmp_path, monkeypatch):
     of_switch = keys.new_key()
-    operator = key_file(tmp_path, keys.SWITCH, of_switch)
-    owner = key_file(tmp_path, keys.JOB, keys.job_key(of_switch, "test"))
+    operator = write_key(tmp_path / "switch.key", keys.SWITCH, of_switch)
+    owner = write_key(tmp_path / "job.key", keys.JOB, keys.job_key(of_switch, "test"))
     switch = SwitchThread(key_file=operator)
     hosts = members(switch, 2, key=keys.job_key(of_switch, "test"))
     assert run("drain", switch.address, "--key-file", operator)[0] == 0

@@ -6,33 +6,11 @@ import time
 
 import pytest
 
-from jax_passing.commands.cli import main
 from jax_passing.commands.status.screen import duration
 from jax_passing.protocol import keys
 from jax_passing.switch.status.report import AGAIN_S
+from support.keys import write_key
 from support.switch.in_process import SwitchThread, members
-
-
-def key_file(folder, kind, key):
-    file = folder / f"{kind}.key"
-    file.touch(mode=0o600)
-    file.write_text(keys.key_line(kind, key))
-    return str(file)
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs the command; returns its exit code and its output."""
-
-    def run(*arguments):
-        monkeypatch.setattr("sys.argv", ["jax-passing", "status", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        return end.value.code, capsys.readouterr().out
-
-    for name in ("SWITCH", "KEY_FILE", "JOB"):
-        monkeypatch.delenv(f"JAX_PASSING_{name}", raising=False)
-    return run
 
 
 def close(several):
@@ -47,7 +25,7 @@ def test_a_job_on_two_switches_on_one_screen(run):
     switches = [SwitchThread(), SwitchThread()]
     address = ",".join(one.address for one in switches)
     several = members(type("Both", (), {"address": address}), 2)
-    code, out = run(address)
+    code, out = run("status", address)
     close(several)
     assert code == 0
     about = r"^switch 127\.0\.0\.1:\d+: jax-passing \S+, software, up \S+ s, no key, 1024 of 16384 slots used"
@@ -57,7 +35,7 @@ def test_a_job_on_two_switches_on_one_screen(run):
     for rank in range(2):
         assert re.search(rf"^ +{rank} +\S+ +127\.0\.0\.1 +0%", out, re.M)
     time.sleep(AGAIN_S)
-    code, out = run(address, "--json")
+    code, out = run("status", address, "--json")
     assert code == 0
     (end, *_) = json.loads(out)["ended"]
     assert (end["job"].partition("/")[0], end["why"]) == ("test", "all ranks have left")
@@ -66,26 +44,26 @@ def test_a_job_on_two_switches_on_one_screen(run):
 
 
 def test_a_switch_that_isnt_there(run):
-    code, out = run("127.0.0.1:1")
+    code, out = run("status", "127.0.0.1:1")
     assert code == 1
     assert out.startswith("No switch answered at 127.0.0.1:1 (")
 
 
 def test_without_a_switch_it_says_how(run):
-    code, _ = run()
+    code, _ = run("status")
     assert code == "jax-passing: No switch is given: jax-passing status HOST:PORT, or JAX_PASSING_SWITCH."
 
 
 def test_a_switch_with_a_key_shows_a_job_to_its_owners_and_all_to_its_operator(run, tmp_path):
     of_switch = keys.new_key()
-    operator = key_file(tmp_path, keys.SWITCH, of_switch)
-    owner = key_file(tmp_path, keys.JOB, keys.job_key(of_switch, "test"))
+    operator = write_key(tmp_path / "switch.key", keys.SWITCH, of_switch)
+    owner = write_key(tmp_path / "job.key", keys.JOB, keys.job_key(of_switch, "test"))
     switch = SwitchThread(key_file=operator)
     several = members(switch, 2, key=keys.job_key(of_switch, "test"))
     others = members(switch, 1, key=keys.job_key(of_switch, "other"), job="other")
 
     def jobs(*arguments):
-        code, out = run(switch.address, "--json", *arguments)
+        code, out = run("status", switch.address, "--json", *arguments)
         assert code == 0, out
         seen = json.loads(out)
         return [job["job"] for job in seen["jobs"]], seen["packets"][switch.address] is not None
@@ -96,9 +74,9 @@ def test_a_switch_with_a_key_shows_a_job_to_its_owners_and_all_to_its_operator(r
         ((), "wants a key. Give the switch's own key"),
         (("--key-file", owner, "--job", "other"), "has another key than this one, or none"),
     ):
-        code, out = run(switch.address, *arguments)
+        code, out = run("status", switch.address, *arguments)
         assert (code, problem in " ".join(out.split())) == (1, True), out
-    code, _ = run(switch.address, "--key-file", owner)
+    code, _ = run("status", switch.address, "--key-file", owner)
     assert "has the key of a job: say of which one (--job)" in code
     close(several + others)
     switch.stop()

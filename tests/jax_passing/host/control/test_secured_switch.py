@@ -20,13 +20,8 @@ from jax_passing.errors import AuthenticationError, ConfigError, JoinError, Swit
 from jax_passing.host.control.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, secure_channel
+from support.keys import write_key
 from support.switch.in_process import JOB, Guest, Member, SwitchThread, members, settings_of, until
-
-
-def write_key(file, kind, key):
-    file.touch(mode=0o600)
-    file.write_text(keys.key_line(kind, key))
-    return file
 
 
 class Keyring:

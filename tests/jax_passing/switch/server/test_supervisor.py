@@ -14,6 +14,7 @@ from jax_passing.errors import AuthenticationError
 from jax_passing.host.control.control import Control
 from jax_passing.protocol import keys
 from jax_passing.switch.server.supervisor import Supervisor
+from support.keys import write_key
 
 SWITCH = [sys.executable, "-P", "-m", "jax_passing", "switch", "--listen", "127.0.0.1:0"]
 
@@ -29,7 +30,7 @@ def told(tmp_path):
 def test_it_is_told_of_the_whole_life(told, tmp_path):
     key, other = keys.new_key(), keys.new_key()
     file = tmp_path / "switch.key"
-    write(file, keys.SWITCH, key)
+    write_key(file, keys.SWITCH, key)
     given = {"NOTIFY_SOCKET": told.getsockname(), "WATCHDOG_USEC": "400000"}
     process = subprocess.Popen(
         [*SWITCH, "--key-file", str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -41,7 +42,7 @@ def test_it_is_told_of_the_whole_life(told, tmp_path):
         assert [told.recv(4096) for _ in range(3)] == [b"WATCHDOG=1"] * 3
         assert joins(address, keys.job_key(key, "a"), tmp_path)
 
-        write(file, keys.SWITCH, other)
+        write_key(file, keys.SWITCH, other)
         assert [text.partition("=")[0] for text in reloaded(process, told)] == ["RELOADING", "READY"]
         assert not joins(address, keys.job_key(key, "a"), tmp_path)
         assert joins(address, keys.job_key(other, "a"), tmp_path)
@@ -57,11 +58,6 @@ def test_it_is_told_of_the_whole_life(told, tmp_path):
     finally:
         process.kill()
         process.communicate()
-
-
-def write(file, kind, key):
-    file.write_text(f"{kind} {key.hex()}\n")
-    file.chmod(0o600)
 
 
 def reloaded(process, told):
@@ -86,7 +82,7 @@ def rest(told):
 def joins(address, key, folder):
     """Tells whether a host with this key joins."""
     file = folder / "job.key"
-    write(file, keys.JOB, key)
+    write_key(file, keys.JOB, key)
     host, _, port = address.rpartition(":")
     settings = Settings(switch=((host, int(port)),), job="a", world_size=1, key_file=file, join_deadline_s=20.0)
     control = Control(settings, 0)
