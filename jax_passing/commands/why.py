@@ -59,7 +59,7 @@ def why(
 
     findings = examined(files)
     with records_of_this_version():
-        told = sentences(findings)
+        told = ["".join(c if c.isprintable() else "?" for c in sentence) for sentence in sentences(findings)]
     if as_json:
         document = {
             "job": findings.job,

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import tempfile
 import time
 from pathlib import Path
@@ -58,9 +59,14 @@ def write(record: Record, who: str, folder: Path | None) -> Path:
 def read(file: Path) -> Record:
     """Raises ConfigError if it is no record of ours."""
     try:
-        if file.stat().st_size > FILE_BYTES_MAX:
+        # A folder that several hosts share may have anything: a pipe to which nobody writes doesn't keep us waiting.
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
+            if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+                raise ValueError("it is no regular file")
+            text = stream.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
             raise ValueError("it is too large")
-        record = json.loads(file.read_bytes())
+        record = json.loads(text)
         kind = record[OURS]["kind"]
         if kind not in ("host", "switch") or not isinstance(record[OURS]["written_at"], int | float):
             raise ValueError("it has another form")

@@ -82,8 +82,9 @@ def of_host(
     entries = []
     for one in sums:
         group, number = f"{one.site:016x}", (one.execution << STEP_BITS) + one.step
-        ranks = str(list(range(one.world_size)))
-        groups.setdefault(one.site, {"name": group, "desc": one.site_name, "ranks": ranks})
+        if one.site not in groups:
+            ranks = str(list(range(one.world_size)))
+            groups[one.site] = {"name": group, "desc": one.site_name, "ranks": ranks}
         of_group = status.setdefault(group, _no_status())
         of_group["last_enqueued_collective"] = of_group["last_started_collective"] = number
         if one.state == "completed":

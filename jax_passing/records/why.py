@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jax_passing.config import RANKS_MAX
 from jax_passing.records.files import OURS, Record
 
 Key = tuple[str, int]  # a sum's site and number, the same on all hosts
@@ -157,6 +158,8 @@ def examine(records: Sequence[Record]) -> Findings | None:
             hosts[one[OURS]["rank"]] = HostView.of(one)
     switches = [one for one in records if one[OURS]["kind"] == "switch"]
     world_size = newest["world_size"]
+    if not 1 <= world_size <= RANKS_MAX:
+        raise ValueError(f"there is no world of {world_size} hosts")
     hosts = _aligned(dict(sorted(hosts.items())))
     return Findings(
         job=newest["job"],

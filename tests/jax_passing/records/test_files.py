@@ -49,3 +49,12 @@ def test_what_isnt_a_record_is_refused(tmp_path, text):
         files.read(file)
     with pytest.raises(ConfigError, match="No such file"):
         files.read(tmp_path / "missing.json")
+
+
+def test_a_pipe_and_a_device_are_no_records(tmp_path):
+    pipe, device = tmp_path / "record-a.json", tmp_path / "record-b.json"
+    os.mkfifo(pipe)
+    device.symlink_to("/dev/zero")
+    for file in (pipe, device):
+        with pytest.raises(ConfigError, match="it is no regular file"):
+            files.read(file)
