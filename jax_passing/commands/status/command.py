@@ -29,7 +29,7 @@ def status(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="A switch with a key shows all jobs to who has its key, and a job to who has that job's.",
+            help="A switch with a key shows all jobs to holders of its key, and a job to holders of that job's.",
             show_default="JAX_PASSING_KEY_FILE",
         ),
     ] = None,
