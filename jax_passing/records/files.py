@@ -23,7 +23,7 @@ OURS = "jax_passing"  # the part of a record that only our own tools know
 
 
 def default_folder() -> Path:
-    """Returns this user's, on this machine."""
+    """Returns the user's own folder for records on this machine."""
     return Path(tempfile.gettempdir()) / f"jax-passing-{os.getuid()}"
 
 

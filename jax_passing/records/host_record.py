@@ -6,10 +6,13 @@ numbered alike on all of them. The words are PyTorch's: a sum is an entry.
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from jax_passing.records.files import OURS, Record
 from jax_passing.records.journal import Event
+
+if TYPE_CHECKING:
+    from jax_passing._native import OpenGathering, RecordedSum
 
 FORMAT = "2.10"  # of PyTorch's record
 STEP_BITS = 20  # of a number, below those of the execution
@@ -17,55 +20,9 @@ STEP_BITS = 20  # of a number, below those of the execution
 _LOCATION = re.compile(r"(?P<filename>[^:]+):(?P<line>\d+):\d+ in (?P<name>\S+) ")
 
 
-class Sum(Protocol):
-    """This is `_native.RecordedSum`."""
-
-    @property
-    def number(self) -> int: ...
-    @property
-    def site(self) -> int: ...
-    @property
-    def execution(self) -> int: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def site_name(self) -> str: ...
-    @property
-    def state(self) -> str: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def bytes(self) -> int: ...
-    @property
-    def elements(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
-    @property
-    def scheduled_us(self) -> int: ...
-    @property
-    def started_us(self) -> int: ...
-    @property
-    def ended_us(self) -> int: ...
-
-
-class Gathering(Protocol):
-    """This is `_native.OpenGathering`."""
-
-    @property
-    def site_name(self) -> str: ...
-    @property
-    def calls(self) -> int: ...
-    @property
-    def call_count(self) -> int: ...
-    @property
-    def opened_us(self) -> int: ...
-
-
 def of_host(
-    sums: Sequence[Sum],
-    gatherings: Iterable[Gathering],
+    sums: "Sequence[RecordedSum]",
+    gatherings: "Iterable[OpenGathering]",
     events: Iterable[Event],
     now_us: int,
     unix_ns: int,

@@ -1,4 +1,4 @@
-"""Finds out of flight records why a job stood still: who waited for whom, since when, and what that host did. It tells
+"""Reads from flight records why a job stood still: who waited for whom, since when, and what that host did. It tells
 what the records show, and which of them are missing. Pure functions."""
 
 import dataclasses
