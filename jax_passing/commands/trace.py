@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from jax_passing.commands.why import Files, examined, records_of_this_version
+from jax_passing.commands.why import Files, diagnosed, records_of_this_version
 
 
 def trace(
@@ -15,13 +15,13 @@ def trace(
 ) -> None:
     """Make a trace of flight records, which https://ui.perfetto.dev shows: all hosts' sums on one time line."""
     from jax_passing.errors import ConfigError
-    from jax_passing.records.timeline import timeline
+    from jax_passing.records.trace_events import trace_events
 
-    findings = examined(files)
+    diagnosis = diagnosed(files)
     with records_of_this_version():
-        document = timeline(findings)
+        document = trace_events(diagnosis)
     try:
         output.write_text(json.dumps(document))
     except OSError as error:
         raise ConfigError(f"Can't write {output}: {error}.") from error
-    typer.echo(f"wrote {output}: job {findings.job!r}, {len(findings.hosts)} of {findings.world_size} ranks")
+    typer.echo(f"wrote {output}: job {diagnosis.job!r}, {len(diagnosis.hosts)} of {diagnosis.world_size} ranks")

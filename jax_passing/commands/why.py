@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from jax_passing.records.why import Findings
+    from jax_passing.records.diagnosis import Diagnosis
 
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="Flight records of hosts and switches, or folders of them.")
@@ -31,20 +31,20 @@ def records_of_this_version() -> Iterator[None]:
         raise ConfigError(f"A record isn't complete, or of another version ({problem}). Leave it out.") from error
 
 
-def examined(files: Sequence[Path]) -> "Findings":
+def diagnosed(files: Sequence[Path]) -> "Diagnosis":
     """Reads the records, and returns what they show. Raises ConfigError."""
     from jax_passing.errors import ConfigError
+    from jax_passing.records.diagnosis import diagnose
     from jax_passing.records.files import read
-    from jax_passing.records.why import examine
 
     found = [each for file in files for each in (sorted(file.glob("record-*.json")) if file.is_dir() else [file])]
     if not found:
         raise ConfigError(f"There is no flight record in {', '.join(map(str, files))}.")
     with records_of_this_version():
-        findings = examine([read(file) for file in found])
-    if findings is None:
+        diagnosis = diagnose([read(file) for file in found])
+    if diagnosis is None:
         raise ConfigError("None of these records is of a host: a switch alone doesn't know who waits for whom.")
-    return findings
+    return diagnosis
 
 
 def why(
@@ -57,18 +57,18 @@ def why(
     """
     from jax_passing.records.sentences import sentences
 
-    findings = examined(files)
+    diagnosis = diagnosed(files)
     with records_of_this_version():
-        told = ["".join(c if c.isprintable() else "?" for c in sentence) for sentence in sentences(findings)]
+        told = ["".join(c if c.isprintable() else "?" for c in sentence) for sentence in sentences(diagnosis)]
     if as_json:
         document = {
-            "job": findings.job,
-            "epoch": findings.epoch,
-            "world_size": findings.world_size,
-            "records": list(findings.hosts),
-            "without_record": findings.without_record,
-            "failure": findings.first_failure(),
-            "waits": [dataclasses.asdict(wait) for wait in findings.waits],
+            "job": diagnosis.job,
+            "epoch": diagnosis.epoch,
+            "world_size": diagnosis.world_size,
+            "records": list(diagnosis.hosts),
+            "without_record": diagnosis.without_record,
+            "failure": diagnosis.first_failure(),
+            "waits": [dataclasses.asdict(wait) for wait in diagnosis.waits],
             "sentences": told,
         }
         typer.echo(json.dumps(document, indent=1))

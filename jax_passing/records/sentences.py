@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from jax_passing.errors import names
+from jax_passing.records.diagnosis import Diagnosis, HostView, Wait
 from jax_passing.records.files import Record
-from jax_passing.records.why import Findings, HostView, Wait
 
 OTHER_WAITS_MAX = 3
 
 
-def sentences(found: Findings) -> list[str]:
+def sentences(found: Diagnosis) -> list[str]:
     """Returns the answer: the failure, if there is one, who waited for whom, and what these ranks did."""
     return [
         f"Job {found.job!r}, epoch {found.epoch}, has {found.world_size} ranks; "
@@ -21,13 +21,13 @@ def sentences(found: Findings) -> list[str]:
     ]
 
 
-def _failure(found: Findings) -> Iterator[str]:
+def _failure(found: Diagnosis) -> Iterator[str]:
     failure = found.first_failure()
     if failure is not None:
         yield f"It failed at {clock(failure['at'])} with {failure['error']}: {failure['text']}"
 
 
-def _main_wait(found: Findings) -> Iterator[str]:
+def _main_wait(found: Diagnosis) -> Iterator[str]:
     if not found.waits:
         yield "No rank waited in a sum when its record was written."
         for view in found.hosts.values():
@@ -49,7 +49,7 @@ def _main_wait(found: Findings) -> Iterator[str]:
         yield "They waited for each other: their programs differ, or come to these sums in another order."
 
 
-def described(wait: Wait, found: Findings) -> str:
+def described(wait: Wait, found: Diagnosis) -> str:
     """Returns a sentence on one wait."""
     awaited = f"for {_ranks(wait.awaited)} " if wait.awaited else ""
     held_s = found.written_at - wait.since
@@ -98,7 +98,7 @@ def _nobody_missing(wait: Wait) -> str:
     )
 
 
-def _without_record(found: Findings) -> Iterator[str]:
+def _without_record(found: Diagnosis) -> Iterator[str]:
     for rank in found.without_record:
         text = (
             f"There is no record of rank {rank}: it died, is stopped (SIGSTOP), its network is cut, or its file isn't "
@@ -134,7 +134,7 @@ def _ranks(ranks: list[int]) -> str:
     return names(ranks) if ranks else "no rank"
 
 
-def _left_out(found: Findings) -> str:
+def _left_out(found: Diagnosis) -> str:
     return f" ({found.left_out} older ones, or of other jobs, are left out)" if found.left_out else ""
 
 

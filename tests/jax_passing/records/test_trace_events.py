@@ -2,8 +2,8 @@
 
 import pytest
 
-from jax_passing.records.timeline import timeline
-from jax_passing.records.why import examine
+from jax_passing.records.diagnosis import diagnose
+from jax_passing.records.trace_events import trace_events
 from support.records.made import NOW, A, B, host, sum_of, switch
 
 
@@ -19,7 +19,7 @@ def spans(document, rank, name=None):
 def test_clocks_are_aligned_by_the_results():
     executions = [done(number, 10.0 - number) for number in range(5)]
     late = [*executions[:4], done(4, 6.0, took_s=3.0)]  # with one result
-    document = timeline(examine([host(0, executions, world_size=2), host(1, late, world_size=2, ahead_s=100.0)]))
+    document = trace_events(diagnose([host(0, executions, world_size=2), host(1, late, world_size=2, ahead_s=100.0)]))
     assert document["otherData"]["clocks_ahead_us"] == {"0": 0.0, "1": pytest.approx(100e6)}
     for first, second in zip(spans(document, 0)[:4], spans(document, 1)[:4], strict=True):
         assert second["ts"] == pytest.approx(first["ts"], abs=1)
@@ -34,7 +34,7 @@ def test_sums_that_overlap_have_rows_of_their_own():
         done(1, 8.4),
         sum_of(A, 2, "started", 2.0),
     ]
-    document = timeline(examine([host(0, several, world_size=1)]))
+    document = trace_events(diagnose([host(0, several, world_size=1)]))
     assert [(one["tid"], one["args"]["execution"]) for one in spans(document, 0)] == [(0, 0), (1, 0), (0, 1), (0, 2)]
     last = spans(document, 0)[-1]
     assert last["dur"] == pytest.approx(2e6, abs=1)
@@ -48,7 +48,7 @@ def test_sums_that_overlap_have_rows_of_their_own():
 def test_the_wait_for_devices_and_events_are_shown():
     gathered = done(0, 5.0)
     gathered.scheduled_us -= 2_000_000
-    document = timeline(examine([host(0, [gathered], world_size=1), switch([(0, 1.0)])]))
+    document = trace_events(diagnose([host(0, [gathered], world_size=1), switch([(0, 1.0)])]))
     whole, devices = spans(document, 0)
     assert (devices["name"], devices["ts"]) == ("devices come", whole["ts"])
     assert devices["dur"] == pytest.approx(2e6, abs=1)

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from jax_passing.records.diagnosis import Diagnosis, HostView
 from jax_passing.records.files import OURS, Record
 from jax_passing.records.sentences import host_name, sum_name
-from jax_passing.records.why import Findings, HostView
 
 _SWITCH = 100_000  # the number of the first switch's process; a host's is its rank
 
 
-def timeline(found: Findings) -> Record:
+def trace_events(found: Diagnosis) -> Record:
     """Returns a document in the trace event format, with times in microseconds since 1970, by the clock of the lowest
     rank that is here."""
     events: list[Record] = []

@@ -85,7 +85,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Findings:
+class Diagnosis:
     """The records show this of a job.
 
     Attributes:
@@ -146,7 +146,7 @@ def _joined_at(view: HostView) -> float:
     return float(max((event["at"] for event in events), default=0.0))
 
 
-def examine(records: Sequence[Record]) -> Findings | None:
+def diagnose(records: Sequence[Record]) -> Diagnosis | None:
     """Returns what the records show of the job that the newest one is of; None if no host has one."""
     of_hosts = sorted((one for one in records if one[OURS]["kind"] == "host"), key=lambda one: one[OURS]["written_at"])
     if not of_hosts:
@@ -161,7 +161,7 @@ def examine(records: Sequence[Record]) -> Findings | None:
     if not 1 <= world_size <= RANKS_MAX:
         raise ValueError(f"there is no world of {world_size} hosts")
     hosts = _aligned(dict(sorted(hosts.items())))
-    return Findings(
+    return Diagnosis(
         job=newest["job"],
         epoch=newest["epoch"],
         world_size=world_size,

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from jax_passing.errors import Failure
+from jax_passing.records.diagnosis import diagnose
 from jax_passing.records.journal import Journal
 from jax_passing.records.sentences import sentences
-from jax_passing.records.why import examine
 from support.records.made import US, A, B, host, sum_of, switch
 
 
@@ -20,13 +20,13 @@ def waiting(execution=7, ago_s=5.0, site_name=A, state="started"):
 
 
 def told(*records):
-    findings = examine(records)
-    return findings, sentences(findings)
+    diagnosis = diagnose(records)
+    return diagnosis, sentences(diagnosis)
 
 
 def test_a_host_that_computes():
-    findings, text = told(*(host(rank, [done(6, 9.0), waiting()]) for rank in (0, 1)), host(2, [done(6, 8.0)]))
-    (wait,) = findings.waits
+    diagnosis, text = told(*(host(rank, [done(6, 9.0), waiting()]) for rank in (0, 1)), host(2, [done(6, 8.0)]))
+    (wait,) = diagnosis.waits
     assert (wait.waiting, wait.absent, wait.unknown, wait.done) == ([0, 1], [2], [], [])
     assert text[0] == "Job 'job', epoch 5, has 3 ranks; records of ranks 0, 1, 2 are here."
     assert text[1].startswith(f"Ranks 0, 1 waited for rank 2 in {A} (execution 7, step 0), since ")
@@ -37,21 +37,21 @@ def test_a_host_that_computes():
 
 
 def test_a_host_whose_clock_is_ahead():
-    findings, text = told(
+    diagnosis, text = told(
         host(0, [done(5, 9.0), waiting()], world_size=2),
         host(1, [done(5, 9.0), done(6, 8.0)], world_size=2, ahead_s=60.0),
     )
-    assert findings.hosts[1].ahead_s == pytest.approx(60.0)
+    assert diagnosis.hosts[1].ahead_s == pytest.approx(60.0)
     assert text[1].endswith(", 5.0 s before the last record was written.")
     assert ", 7.9 s before its record was written." in text[2]
 
 
 def test_a_host_without_a_record():
     stall = ("stall", 1.0, "Missing: rank 2 (10.0.0.2).", {"site_name": A, "missing": [2]})
-    findings, text = told(
+    diagnosis, text = told(
         host(0, [waiting()], events=[stall]), host(1, [waiting()]), switch([(0, 0.1), (1, 0.1), (2, 6.5)])
     )
-    assert findings.without_record == [2]
+    assert diagnosis.without_record == [2]
     assert text[1].startswith("Ranks 0, 1 waited for rank 2 in ")
     assert text[2].startswith("There is no record of rank 2: it died, is stopped (SIGSTOP), its network is cut, or ")
     assert "The switch had its (node2, 10.0.0.2) last new chunk 6.5 s before its record." in text[2]
@@ -70,8 +70,8 @@ def test_programs_that_wait_for_each_other():
 
 def test_sums_that_wait_for_the_same_ranks_are_told_once():
     several = [waiting(ago_s=5.0), waiting(ago_s=4.0, site_name=B)]
-    findings, text = told(host(0, several), host(1, several), host(2, [done(6, 8.0)]))
-    assert len(findings.waits) == 2
+    diagnosis, text = told(host(0, several), host(1, several), host(2, [done(6, 8.0)]))
+    assert len(diagnosis.waits) == 2
     assert sum("waited for rank 2" in each for each in text) == 1
 
 
@@ -107,15 +107,15 @@ def test_the_failure_that_came_first_is_told():
 
 
 def test_older_records_and_other_epochs_are_left_out():
-    findings, text = told(
+    diagnosis, text = told(
         host(0, [waiting(3)], written_ago_s=60.0),
         host(0, [waiting(3)], epoch=4, written_ago_s=120.0),
         host(0, [waiting()]),
         host(1, [done(6, 2.0)]),
         host(2, [done(6, 2.0)]),
     )
-    assert findings.left_out == 2
-    assert [wait.sum["execution"] for wait in findings.waits] == [7]
+    assert diagnosis.left_out == 2
+    assert [wait.sum["execution"] for wait in diagnosis.waits] == [7]
     assert "(2 older ones, or of other jobs, are left out)" in text[0]
 
 
@@ -126,7 +126,7 @@ def test_nobody_waits():
 
 
 def test_a_switch_alone_tells_nothing():
-    assert examine([switch([(0, 1.0)])]) is None
+    assert diagnose([switch([(0, 1.0)])]) is None
 
 
 def test_a_journal_is_bounded_and_tells_failures():
