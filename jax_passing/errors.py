@@ -154,6 +154,11 @@ def names(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(several)
 
 
+def printable(text: str) -> str:
+    """Escapes characters by which what strangers say could begin a line of its own, or move the terminal's cursor."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
 def _family(base: type[PassingError]) -> dict[str, type[PassingError]]:
     family = {base.__name__: base}
     for derived in base.__subclasses__():

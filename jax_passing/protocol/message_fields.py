@@ -23,11 +23,12 @@ RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
 ShardSet = Annotated[tuple[Annotated[int, Meta(ge=0, lt=SHARDS_MAX)], ...], Meta(max_length=SHARDS_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
-Name = Annotated[str, Meta(min_length=1, max_length=160)]  # a job's 128, and our suffix
+# A job's 128, and our suffix. Names are told to other hosts: a control character could write into their terminals.
+Name = Annotated[str, Meta(min_length=1, max_length=160, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
 JobName = Annotated[str, Meta(max_length=128)]  # of a user; empty if none is meant
 Reason = Annotated[str, Meta(max_length=500)]  # why an operator does something, for people
 SumName = Annotated[str, Meta(max_length=200)]  # its source location stands first; empty if nobody knows it
-HostName = Annotated[str, Meta(max_length=64)]  # for people; empty if nobody knows it
+HostName = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]  # ASCII, for people; may be empty
 Id = Annotated[int, Meta(ge=1, le=65535)]
 SlotCount = Annotated[int, Meta(ge=1, le=1 << 16)]  # a power of two
 Lanes = Annotated[int, Meta(ge=3, le=65535)]  # an int64 takes three

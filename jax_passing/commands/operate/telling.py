@@ -8,7 +8,7 @@ import msgspec
 
 from jax_passing.commands.status.asking import ANSWER_S, Asker
 from jax_passing.config import address_text
-from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
+from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError, printable
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import local_operators
 
@@ -28,14 +28,15 @@ def tell(address: tuple[str, int], command: messages.Command, key_file: Path | N
             "user that runs the switch or as root; or give its own key (--key-file), if it has one."
         )
     if isinstance(answer, messages.Refused):
-        raise PassingError(f"The switch at {address_text(*address)} {problem}: {answer.message}")
+        raise PassingError(f"The switch at {address_text(*address)} {problem}: {printable(answer.message)}")
     if not isinstance(answer, messages.Done):
         raise PassingError(f"The switch at {address_text(*address)} answers with {type(answer).__name__}.")
-    return answer
+    return messages.Done(printable(answer.text), answer.jobs)
 
 
 def _on_this_machine(address: tuple[str, int]) -> socket.socket | None:
-    """Connects to the socket of the switch that listens at an address of this machine; None if there is none."""
+    """Connects to the socket of the switch that listens at an address of this machine; None if there is none, or only
+    one of another user than the switch's."""
     host, port = address
     try:
         family, _, _, _, (own, *_) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -47,10 +48,11 @@ def _on_this_machine(address: tuple[str, int]) -> socket.socket | None:
         connection.settimeout(ANSWER_S)
         try:
             connection.connect(local_operators.socket_name(str(listening), port))
+            if local_operators.user_of(connection) == local_operators.listening_user(str(listening), port):
+                return connection
         except OSError:
-            connection.close()
-            continue
-        return connection
+            pass
+        connection.close()
     return None
 
 

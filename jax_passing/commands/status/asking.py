@@ -10,7 +10,7 @@ import msgspec
 
 from jax_passing import job_names
 from jax_passing.config import address_text
-from jax_passing.errors import AuthenticationError, ConfigError, PassingError, SwitchUnreachableError
+from jax_passing.errors import AuthenticationError, ConfigError, PassingError, SwitchUnreachableError, printable
 from jax_passing.host.control.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
@@ -69,7 +69,7 @@ class Asker:
         finally:
             connection.close()
         if isinstance(answer, messages.Refused):
-            raise PassingError(f"The switch at {name} {problem}: {answer.message}")
+            raise PassingError(f"The switch at {name} {problem}: {printable(answer.message)}")
         return answer
 
 

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jax_passing.errors import names
+from jax_passing.errors import names, printable
 from jax_passing.protocol.overview import Document
 
 MEMBERS_SHOWN = 16
@@ -29,6 +29,7 @@ def duration(seconds: float) -> str:
 
 def screen(overview: Document) -> RenderableType:
     """Shows what `protocol.overview` made of switches' answers."""
+    overview = _printable(overview)
     parts: list[RenderableType] = [_switch(switch) for switch in overview["switches"]]
     parts += [Text.assemble((one["why"], "bold red")) for one in overview["unknown"]]
     for job in overview["jobs"]:
@@ -40,6 +41,15 @@ def screen(overview: Document) -> RenderableType:
     parts += _listed("Ended", [_ended(end) for end in overview["ended"][:LINES_SHOWN]])
     parts += _listed("Refused", [_refused(refusal) for refusal in overview["refusals"][:LINES_SHOWN]])
     return Group(*parts)
+
+
+def _printable(part: Any) -> Any:
+    """Returns the same with texts that a terminal takes for nothing else: hosts of strangers wrote some of them."""
+    if isinstance(part, str):
+        return printable(part)
+    if isinstance(part, dict):
+        return {key: _printable(value) for key, value in part.items()}
+    return [_printable(value) for value in part] if isinstance(part, list | tuple) else part
 
 
 def _listed(title: str, lines: list[Text]) -> list[RenderableType]:

@@ -10,14 +10,16 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TextIO
 
+from jax_passing.errors import printable
+
 _PIECE_BYTES = 4096  # a pipe that takes anything takes these bytes at once
 
 
 class PlainFormatter(logging.Formatter):
-    """Messages quote what strangers say: that must neither begin a line of its own nor move the terminal's cursor."""
+    """Messages quote what strangers say."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
-        record.message = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in record.message)
+        record.message = printable(record.message)
         return super().formatMessage(record)
 
 

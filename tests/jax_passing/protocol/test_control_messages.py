@@ -133,3 +133,15 @@ def test_a_welcome_has_numbers_that_fit_into_packets(name, value):
         assert decode(messages.encode(good)) == good
         with pytest.raises(msgspec.ValidationError, match=name):
             decode(messages.encode(msgspec.structs.replace(good, **{name: value})))
+
+
+@pytest.mark.parametrize("bad", ["\x1b[2J", "a\nb", "a\n", "\r", "\x7f", "\x9b31m"])
+def test_names_that_other_hosts_are_told_are_printable(bad):
+    join = EXAMPLES[2]
+    assert messages.decode_from_member(messages.encode(msgspec.structs.replace(join, host_name="node-1"))).host_name
+    assert messages.decode_from_member(messages.encode(msgspec.structs.replace(join, job="größer 7/shard 1")))
+    for changed in ({"host_name": bad}, {"job": bad}):
+        with pytest.raises(msgspec.ValidationError):
+            messages.decode_from_member(messages.encode(msgspec.structs.replace(join, **changed)))
+    with pytest.raises(msgspec.ValidationError):
+        messages.decode_from_member(messages.encode(msgspec.structs.replace(EXAMPLES[5], host=bad)))

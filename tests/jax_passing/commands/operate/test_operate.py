@@ -1,12 +1,16 @@
 """`jax-passing drain` and `jax-passing end`, at a switch whose hosts are in this process."""
 
+import contextlib
 import json
+import os
+import socket
 import threading
 import time
 
 import pytest
 
 from jax_passing.errors import SwitchDrainingError
+from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, local_operators
 from support.keys import write_key
 from support.switch.in_process import Member, SwitchThread, members, settings_of, until
@@ -104,6 +108,66 @@ def test_a_switch_that_listens_anywhere_is_found_by_each_address(run):
     port = switch.address.rpartition(":")[2]
     assert run("drain", f"127.0.0.1:{port}")[0] == 0
     switch.stop()
+
+
+def test_the_screen_of_status_shows_control_characters(running, run):
+    run("drain", running.address, "--reason", "\x1b[2Jnew\nkernel")
+    assert r"(\x1b[2Jnew\nkernel): it admits no new job." in run("status", running.address)[1]
+
+
+def impostor(port):
+    """Listens at the Unix socket of a switch that would listen at 127.0.0.1, and answers all that it hears."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(local_operators.socket_name("127.0.0.1", port))
+    listener.listen()
+
+    def answer():
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1024)
+                connection.sendall(messages.encode(messages.Done("\x1b[32mIt drains.\n", 0)))
+
+    threading.Thread(target=answer, daemon=True).start()
+    return listener
+
+
+def test_who_takes_a_socket_that_the_switch_left_free_is_not_believed(run):
+    switch = SwitchThread(listen=("0.0.0.0", 0))
+    port = int(switch.address.rpartition(":")[2])
+    with impostor(port) as listener:
+        _, out = run("drain", f"127.0.0.1:{port}")
+        listener.shutdown(socket.SHUT_RDWR)
+    assert out == f"The switch at 0.0.0.0:{port} drains: it admits no new job. No jobs are left."
+    switch.stop()
+
+
+def test_who_answers_has_the_user_of_the_switch(run, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as switch:
+        port = switch.getsockname()[1]
+        with impostor(port) as listener:
+            assert run("drain", f"127.0.0.1:{port}") == (0, r"\x1b[32mIt drains.\n No jobs are left.")
+            user_of = local_operators.user_of
+            monkeypatch.setattr(local_operators, "user_of", lambda peer: user_of(peer) + 1)
+            problem, _ = run("drain", f"127.0.0.1:{port}")
+            listener.shutdown(socket.SHUT_RDWR)
+    assert f"No switch of this machine listens at 127.0.0.1:{port}." in problem
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_the_kernel_tells_who_listens(host):
+    try:
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        pytest.skip(f"this machine has no {host}: {error}")
+    port = listener.getsockname()[1]
+    with listener:
+        assert local_operators.listening_user(host, port) == os.geteuid()
+        assert local_operators.listening_user("127.0.0.2", port) is None
+    assert local_operators.listening_user(host, port) is None
 
 
 def test_keys_open_the_switch_over_the_network(run, tmp_path, monkeypatch):
