@@ -146,28 +146,29 @@ void AllReduce::ResendOverdue(int64_t now_us) {
 }
 
 void AllReduce::SendNew(int64_t now_us) {
+  uint64_t counted = window_.low();
   uint32_t in_flight_below = 0;
-  for (const uint64_t index : log_.under_way()) {
-    PlacedSegment& placed = log_.WithIndex(index);
+  for (auto entry = log_.to_send().begin(); entry != log_.to_send().end(); entry = log_.OnSent(entry)) {
+    PlacedSegment& placed = log_.WithIndex(*entry);
     if (placed.entry.first_position >= window_.end()) break;
     // Data is sent in the order of positions, so later segments wait as well. The wait is short, and for no other host:
     // a sum starts when its first elements come, and the GPU copies one sum after the other.
     if (!log_.Prepare(placed)) return;
-    in_flight_below += placed.next_chunk - placed.chunks_done;
     const Segment& segment = placed.segment();
     // A segment that guesses must lie in the window of every rank as a whole, so that its chunks can be skipped safely
     // (docs/internals/protocol.md).
     if (segment.guesses() && !window_.CanSend(placed.entry.end_position() - 1)) return;
     // Data waits until the job's exponents are known, or guesses them.
     const uint32_t sendable = placed.exponents.known() ? segment.chunk_count() : segment.first_chunks();
-    while (placed.next_chunk < sendable) {
+    for (; placed.next_chunk < sendable; ++placed.next_chunk) {
       const uint64_t position = placed.PositionOf(placed.next_chunk);
+      in_flight_below += window_.InFlightBetween(counted, position);
+      counted = position;
       const bool rest_of_guess = segment.guesses() && placed.next_chunk > 0;
       const bool has_room = rest_of_guess || window_.HasRoom(in_flight_below);
       if (!window_.CanSend(position) || !has_room) return;  // nor any later one
       window_.OnSent(position, now_us);
-      SendChunk(placed, placed.next_chunk++);
-      ++in_flight_below;
+      SendChunk(placed, placed.next_chunk);
     }
   }
 }
@@ -246,6 +247,7 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
 void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes) {
   const Segment& segment = placed.segment();
   placed.exponents.Take(placed.sum->plan().ExponentRange(segment, chunk), lanes);
+  if (placed.exponents.known()) log_.OnSendable(placed);
   if (!segment.guesses()) return;
 
   last_exponents_.Remember(placed.entry.id, placed.exponents.of_job());

@@ -35,7 +35,7 @@ void OrderLog::Connect(PlacedSegment& placed, SumPass& sum) {
   const Segment& segment = sum.plan().segment(id.segment);
   if (segment.chunk_count() != placed.entry.chunk_count) return;
   placed.sum = &sum;
-  under_way_.insert(placed.entry.index);
+  to_send_.insert(placed.entry.index);
   sums_.CountPlaced(sum);
   Prepare(placed);
 }
@@ -59,7 +59,7 @@ bool OrderLog::OnReady(const SegmentId& first, uint64_t elements) {
 }
 
 bool OrderLog::WaitsForElements(uint64_t index) const {
-  return std::any_of(under_way_.begin(), under_way_.upper_bound(index),
+  return std::any_of(to_send_.begin(), to_send_.upper_bound(index),
                      [this](uint64_t each) { return !WithIndex(each).is_prepared; });
 }
 
@@ -71,7 +71,7 @@ std::optional<uint64_t> OrderLog::DropFrom(uint64_t index) {
     if (placed.chunks_done > 0) return std::nullopt;
     if (placed.sum != nullptr) {
       sums_.CountVoid(*placed.sum);
-      under_way_.erase(placed.entry.index);
+      to_send_.erase(placed.entry.index);
     } else if (const auto found = not_issued_.find(placed.entry.id);
                found != not_issued_.end() && found->second == placed.entry.index) {
       not_issued_.erase(found);
@@ -84,7 +84,7 @@ std::optional<uint64_t> OrderLog::DropFrom(uint64_t index) {
 std::unique_ptr<SumPass> OrderLog::Finish(PlacedSegment& placed) {
   assert(placed.chunks_done == placed.entry.chunk_count);
   placed.exponents = {};
-  under_way_.erase(placed.entry.index);
+  to_send_.erase(placed.entry.index);
   SumPass& sum = *std::exchange(placed.sum, nullptr);
   return sum.OnSegmentDone(placed.entry.id.segment) ? sums_.Take(sum) : nullptr;
 }
@@ -92,7 +92,7 @@ std::unique_ptr<SumPass> OrderLog::Finish(PlacedSegment& placed) {
 void OrderLog::Clear() {
   entries_.clear();
   not_issued_.clear();
-  under_way_.clear();
+  to_send_.clear();
 }
 
 PlacedSegment& OrderLog::At(uint64_t position) {

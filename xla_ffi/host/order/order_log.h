@@ -54,7 +54,7 @@ class OrderLog {
   // Computes the segment's exponents if its elements are there. Returns whether they are, and so whether it may be
   // sent.
   bool Prepare(PlacedSegment& placed);
-  // Is this entry, or one before it, not prepared yet? Scans the entries with a sum.
+  // Is this entry, or one before it, not prepared yet? Scans the entries to send.
   bool WaitsForElements(uint64_t index) const;
   void Append(const LogEntry& entry);
   // Are there entries from this index on?
@@ -72,8 +72,13 @@ class OrderLog {
   const PlacedSegment& front() const { return entries_.front(); }
   // The entry that has this position; there must be one.
   PlacedSegment& At(uint64_t position);
-  // The indices of the entries with a sum, in order.
-  const std::set<uint64_t>& under_way() const { return under_way_; }
+  // The indices of the entries with a sum, in order, that have something to send: but those whose chunks were all sent,
+  // or were sent as far as the exponents are known. So a batch of results costs the same, however many sums wait.
+  const std::set<uint64_t>& to_send() const { return to_send_; }
+  // Tells that this entry has nothing to send for now. Returns the next one that has.
+  std::set<uint64_t>::const_iterator OnSent(std::set<uint64_t>::const_iterator entry) { return to_send_.erase(entry); }
+  // Tells that the entry has something to send again.
+  void OnSendable(const PlacedSegment& placed) { to_send_.insert(placed.entry.index); }
   PlacedSegment& WithIndex(uint64_t index) { return entries_[index - entries_.front().entry.index]; }
   const PlacedSegment& WithIndex(uint64_t index) const { return entries_[index - entries_.front().entry.index]; }
   // The first segment of a sum that isn't done; null if the sum has no entry. Scans the log.
@@ -86,7 +91,7 @@ class OrderLog {
   const Rank rank_;
   std::deque<PlacedSegment> entries_;
   std::unordered_map<SegmentId, uint64_t, SegmentIdHash> not_issued_;  // index in the log; the first announcement wins
-  std::set<uint64_t> under_way_;
+  std::set<uint64_t> to_send_;
   SumsInFlight sums_;
 };
 

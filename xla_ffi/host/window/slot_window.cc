@@ -21,6 +21,9 @@ constexpr uint32_t kMinBurst = 2;  // one of each kind: NextOfBurst
 // Silences last ever longer, up to so long.
 constexpr int64_t kMaxProbeIntervalUs = 100'000;
 
+// Of a word of the chunks in flight.
+constexpr uint64_t kWordBits = 64;
+
 // Once some results of a burst have come, the rest is awaited for two round trips instead of an RTO, and for no less
 // than this. While the results that a late rank held up come in one after the other, nothing is sent again.
 constexpr int64_t kMinRecoveryUs = 200;
@@ -30,6 +33,7 @@ constexpr int64_t kMinRecoveryUs = 200;
 SlotWindow::SlotWindow(const Sharding& sharding)
     : sharding_(sharding),
       chunks_(std::bit_ceil(sharding.window())),
+      in_flight_((chunks_.size() + kWordBits - 1) / kWordBits),
       paths_(sharding.shard_count()),
       congestion_(sharding.window()) {}
 
@@ -45,12 +49,32 @@ void SlotWindow::OnSent(uint64_t position, int64_t now_us) {
   Path& path = PathOf(position);
   chunk = {.position = position, .state = State::kInFlight, .sent_us = now_us, .send_number = ++path.send_number};
   path.sent.push_back({position, chunk.send_number});
+  MarkInFlight(position, true);
+}
+
+void SlotWindow::MarkInFlight(uint64_t position, bool is_in_flight) {
+  const uint64_t at = position & (chunks_.size() - 1), bit = uint64_t{1} << at % kWordBits;
+  uint64_t& word = in_flight_[at / kWordBits];
+  word = is_in_flight ? word | bit : word & ~bit;
+}
+
+uint32_t SlotWindow::InFlightBetween(uint64_t first, uint64_t end) const {
+  uint32_t count = 0;
+  while (first < end) {
+    const uint64_t at = first & (chunks_.size() - 1), skipped = at % kWordBits;
+    const uint64_t bits = std::min({kWordBits - skipped, chunks_.size() - at, end - first});
+    const uint64_t word = in_flight_[at / kWordBits] >> skipped;
+    count += static_cast<uint32_t>(std::popcount(word << (kWordBits - bits)));
+    first += bits;
+  }
+  return count;
 }
 
 void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   Chunk& chunk = At(position);
   assert(chunk.position == position && chunk.state == State::kInFlight);
   chunk.state = State::kDone;
+  MarkInFlight(position, false);
   Path& path = PathOf(position);
   if (path.burst_us > path.progress_us) path.revived_us = now_us;
   path.progress_us = now_us;
@@ -75,6 +99,7 @@ bool SlotWindow::Done(uint64_t position) const {
 void SlotWindow::Skip(uint64_t position) {
   assert(position >= low_ && position < end());
   At(position) = {.position = position, .state = State::kDone};
+  MarkInFlight(position, false);
 }
 
 void SlotWindow::Forget(uint64_t position) {
@@ -82,6 +107,7 @@ void SlotWindow::Forget(uint64_t position) {
     if (chunk.position < position || chunk.state == State::kUnsent) continue;
     assert(chunk.state == State::kInFlight);  // rank 0 took no part in it, so it has no result
     chunk.state = State::kUnsent;
+    MarkInFlight(chunk.position, false);
   }
 }
 

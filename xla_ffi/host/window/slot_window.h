@@ -29,6 +29,8 @@ class SlotWindow {
   // ranks that got their sums in different orders could fill their windows with different chunks, none of which all of
   // them sent, and wait for ever. The lowest chunk has none below it, so it can always be sent.
   bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < congestion_.chunks(); }
+  // The number of chunks in flight from position `first` on, below `end`. Both lie in the window, or at its end.
+  uint32_t InFlightBetween(uint64_t first, uint64_t end) const;
   void OnSent(uint64_t position, int64_t now_us);
 
   // The position that a result's 32-bit sequence means, if that chunk is in flight. Inline: its result in memory would
@@ -88,6 +90,7 @@ class SlotWindow {
 
   Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
   const Chunk& At(uint64_t position) const { return chunks_[position & (chunks_.size() - 1)]; }
+  void MarkInFlight(uint64_t position, bool is_in_flight);
   Path& PathOf(uint64_t position) { return paths_[sharding_.ShardOf(position)]; }
   bool Waits(const Sent& sent) const;
   std::optional<uint64_t> FirstOvertaken(const Path& path) const;
@@ -115,8 +118,9 @@ class SlotWindow {
 
   const Sharding sharding_;
   uint64_t low_ = 0;
-  std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
-  std::vector<Path> paths_;    // by shard
+  std::vector<Chunk> chunks_;        // a ring: a power of two, and at least the window
+  std::vector<uint64_t> in_flight_;  // a bit for each of them, so that many are counted at once
+  std::vector<Path> paths_;          // by shard
   CongestionWindow congestion_;
   RoundTrip round_trip_;
   uint32_t silences_ = 0;  // since the last result

@@ -54,12 +54,12 @@ TEST_F(OrderLogTest, aLineAndItsSumMeetWhicheverComesFirst) {
   EXPECT_EQ(SumOf(a0), &a);
   EXPECT_EQ(SumOf(a1), &a);
   EXPECT_EQ(SumOf(b0), nullptr);
-  EXPECT_EQ(log_.under_way(), (std::set<uint64_t>{a0, a1}));
+  EXPECT_EQ(log_.to_send(), (std::set<uint64_t>{a0, a1}));
   const SumPass& b = Issue(2, 3);
   EXPECT_EQ(SumOf(b0), &b);
   EXPECT_EQ(SumOf(b1), &b);
   EXPECT_EQ(b.next_segment(), 2u);
-  EXPECT_EQ(log_.under_way(), (std::set<uint64_t>{a0, b0, b1, a1}));
+  EXPECT_EQ(log_.to_send(), (std::set<uint64_t>{a0, b0, b1, a1}));
   EXPECT_EQ(log_.FirstOf(a), &log_.WithIndex(a0));
   EXPECT_EQ(log_.FirstOf(b), &log_.WithIndex(b0));
 }
@@ -109,7 +109,7 @@ TEST_F(OrderLogTest, aLineThatDoesNotFitTheSumStaysEmpty) {
   Append(1, 1);
   EXPECT_EQ(SumOf(Append(1, 2)), nullptr);  // it has no such segment
   EXPECT_EQ(sum.segments_left(), 0u);
-  EXPECT_EQ(log_.under_way().size(), 2u);
+  EXPECT_EQ(log_.to_send().size(), 2u);
 }
 
 TEST_F(OrderLogTest, droppedLinesGiveTheirSegmentsBack) {
@@ -121,7 +121,7 @@ TEST_F(OrderLogTest, droppedLinesGiveTheirSegmentsBack) {
   EXPECT_EQ(log_.DropFrom(a1), 1000 + kChunks);
   EXPECT_FALSE(log_.Reaches(a1));
   EXPECT_EQ(a.next_segment(), 1u);
-  EXPECT_EQ(log_.under_way(), std::set<uint64_t>{a0});
+  EXPECT_EQ(log_.to_send(), std::set<uint64_t>{a0});
 
   next_index_ = a1;
   const SumPass& b = Issue(2, 1);  // its entry is gone
@@ -150,11 +150,11 @@ TEST_F(OrderLogTest, aSumEndsWithTheLastOfItsLines) {
   const uint64_t first = Append(1, 0), last = Append(1, 1);
   EXPECT_EQ(Finish(last), nullptr);
   EXPECT_EQ(SumOf(last), nullptr);
-  EXPECT_EQ(log_.under_way(), std::set<uint64_t>{first});
+  EXPECT_EQ(log_.to_send(), std::set<uint64_t>{first});
   EXPECT_EQ(log_.sums().Find({.site = 1}), &sum);
   EXPECT_EQ(Finish(first).get(), &sum);
   EXPECT_TRUE(log_.sums().empty());
-  EXPECT_TRUE(log_.under_way().empty());
+  EXPECT_TRUE(log_.to_send().empty());
 }
 
 TEST_F(OrderLogTest, smallSumsGuessTheExponentsThatTheirSiteHadLast) {
