@@ -7,8 +7,11 @@
 #include <algorithm>
 #include <cassert>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
+#include "net/clock.h"
 #include "net/socket_address.h"
 
 // Older libc headers lack these two of Linux.
@@ -29,6 +32,9 @@ bool ReportsEarlierPacket(int error) {
   return error == ECONNREFUSED || error == EHOSTUNREACH || error == ENETUNREACH || error == EHOSTDOWN ||
          error == ENETDOWN || error == ENOPROTOOPT || error == EPROTO;
 }
+
+// While a device has no room for a packet. It passes one of 64 KB on in 0.5 ms at 1 Gbit/s.
+constexpr std::chrono::microseconds kNoBufferWait(100);
 
 bool RefusesSegmentation(int error) {
   return error == EIO || error == EINVAL || error == ENOPROTOOPT || error == EOPNOTSUPP || error == EMSGSIZE;
@@ -216,16 +222,22 @@ int BatchSender::SendMessages(unsigned first, unsigned count) {
     return static_cast<int>(messages);
   };
   bool cleared_error = false;
-  bool waited = false;
+  int64_t give_up_us = 0;
   while (true) {
     const int sent = sendmmsg(fd_, &messages_[first], count, MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent > 0) return sent;
     const int error = sent < 0 ? errno : EAGAIN;
     if (error == EINTR) continue;
     if (error == EAGAIN || error == ENOBUFS) {
-      pollfd writable{.fd = fd_, .events = POLLOUT, .revents = 0};
-      if (waited || poll(&writable, 1, wait_ms_) == 0) return drop(count);
-      waited = true;
+      const int64_t now_us = MonotonicUs();
+      if (give_up_us == 0) give_up_us = now_us + 1000 * wait_ms_;
+      if (now_us >= give_up_us) return drop(count);
+      if (error == EAGAIN) {
+        pollfd writable{.fd = fd_, .events = POLLOUT, .revents = 0};
+        poll(&writable, 1, static_cast<int>((give_up_us - now_us + 999) / 1000));
+      } else {  // the kernel has no memory or the device no room, of which poll knows nothing
+        std::this_thread::sleep_for(kNoBufferWait);
+      }
     } else if (ReportsEarlierPacket(error) && !cleared_error) {
       ++stats_.errors_reported;  // reading it cleared it
       cleared_error = true;

@@ -1,5 +1,7 @@
 #include "ffi/gathering/completion_pool.h"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <chrono>
 #include <system_error>
@@ -95,6 +97,7 @@ size_t CompletionPool::thread_count() const {
 }
 
 void CompletionPool::Work() {
+  pthread_setname_np(pthread_self(), "passing-pool");  // else it has the name of the thread that made it
   std::unique_lock lock(mutex_);
   for (;;) {
     if (tasks_.empty()) {
