@@ -27,9 +27,9 @@ from star_running import Running, Sample, Tensors
 from jax_passing.commands.bench import table
 from jax_passing.errors import PassingError
 
+PERCENTILES = (0, 10, 50, 90, 99, 99.9)
 WARM_UPS = 2  # they compile, and learn the order of sums
-BATCH_BYTES = 64 * 1024  # below that, several sums in a row are timed
-BATCH_MAX = 50
+SMALL_BYTES = 64 * 1024  # up to that, several sums in a row are timed
 # The gradients of GPT-2 small in the order of its layers: 148 leaves, 124,439,808 parameters.
 _D = 768
 _LAYER = (_D, _D, 3 * _D * _D, 3 * _D, _D * _D, _D, _D, _D, 4 * _D * _D, 4 * _D, 4 * _D * _D, _D)
@@ -85,9 +85,10 @@ class Case:
         return host * 1e9, switch * 1e9
 
 
-def measure(runnings: Sequence[Running], tensors: Tensors, rounds: int, iterations: int, status: Any) -> list[Case]:
+def measure(runnings: Sequence[Running], tensors: Tensors, arguments: argparse.Namespace, status: Any) -> list[Case]:
     """Lets all take turns."""
-    sums = max(1, min(BATCH_MAX, BATCH_BYTES // tensors.size))
+    rounds, iterations = arguments.rounds, arguments.iterations
+    sums = arguments.sums if tensors.size <= SMALL_BYTES else 1
     cases = [Case(running, tensors) for running in runnings]
     iteration = 0
     for turn in range(rounds + 1):
@@ -126,7 +127,7 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Cas
             runnings.append(running)
         cases = []
         for tensors in sums_of(arguments):
-            cases += measure(runnings, tensors, arguments.rounds, arguments.iterations, status)
+            cases += measure(runnings, tensors, arguments, status)
         show(cases, arguments, console)
         if arguments.loss:
             lost = star_loss.count(star)
@@ -160,6 +161,32 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
         memory = max(sample.memory_bytes for sample in case.samples) / 2**20
         costs.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "", f"{memory:.1f}")
     console.print(costs)
+    small = [case for case in cases if case.tensors.size <= SMALL_BYTES]
+    if small:
+        console.print(latencies(small))
+
+
+def latencies(cases: Sequence[Case]) -> Table:
+    """Makes a table of what small sums take, each by itself."""
+    headings = [f"p{share:g}\n(us)" for share in PERCENTILES]
+    result = Table("system", "size (B)", "sums", *headings, box=box.SIMPLE)
+    for heading in ("CPU, host\n(us a sum)", "CPU, switch\n(us a sum)", "sleeps\n(a rank, a sum)"):
+        result.add_column(heading)
+    for case in cases:
+        times_s = sorted(time_s for sample in case.samples for time_s in sample.times_s)
+        at = [times_s[min(len(times_s) - 1, int(share / 100 * len(times_s)))] for share in PERCENTILES]
+        host_s = statistics.median(sample.host_cpu_s for sample in case.samples)
+        switch_s = statistics.median(sample.switch_cpu_s for sample in case.samples)
+        result.add_row(
+            f"{case.running.contender.label}, L={case.running.contender.devices}",
+            str(case.tensors.size),
+            str(len(times_s)),
+            *(f"{time_s * 1e6:.1f}" for time_s in at),
+            f"{host_s * 1e6:.1f}",
+            f"{switch_s * 1e6:.1f}" if switch_s else "",
+            f"{statistics.median(sample.sleeps for sample in case.samples):.2f}",
+        )
+    return result
 
 
 def _numbers(text: str) -> list[float]:
@@ -190,6 +217,7 @@ def main() -> None:
     add("--contenders", type=_contenders, default=["passing", "gloo"], help=f"of {','.join(CONTENDERS)}")
     add("--rounds", type=int, default=5, help="in which all take turns")
     add("--iterations", type=int, default=3, help="of each contender in each round")
+    add("--sums", type=int, default=50, help="of up to 64 KiB: how many make an iteration, one after the other")
     add("--loss", type=float, default=0.0, help="probability that a link's end loses a (super-)packet: 0.001")
     add("--no-multicast", action="store_true", help="hosts can join no group: the switch sends each its own")
     add("--counters", action="store_true", help="prints what rank 0 and the switch counted: packets, resends, drops")

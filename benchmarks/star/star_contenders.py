@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from star_network import SWITCH
-from star_running import Contender, Running
+from star_running import FOLDER, Contender, Running
 
 from jax_passing.for_jax import environment
 from jax_passing.predict.constants import (
@@ -224,6 +224,15 @@ def _quoted(word: str) -> str:
     return "'" + word.replace("'", "'\\''") + "'"
 
 
+def start_echo(running: Running) -> None:
+    """No sum: each rank's bytes go to the switch's machine and back."""
+    address = _address(running, SWITCH)
+    running.start("switch", SWITCH, [sys.executable, str(FOLDER / "star_echo.py"), address])
+    _await_switches(running)
+    for rank in range(running.hosts):
+        running.start(f"rank{rank}", rank, running.worker("echo", "--rank", str(rank), "--coordinator", address))
+
+
 def start_openmpi(running: Running, program: str = "mpi", **more: str) -> None:
     running.start("mpirun", 0, [*mpirun(running, **more), *running.worker(program)], JAX_NUM_CPU_DEVICES="1")
 
@@ -247,6 +256,7 @@ CONTENDERS = {
     "passing-l2": Contender("jax_passing.psum", start_passing, once, "passing", 2),
     "for-jax": Contender("lax.psum over our switch", start_for_jax, once, "passing"),
     "gloo": Contender("lax.psum over gloo", start_gloo, ring, "native"),
+    "udp-echo": Contender("UDP echo, no sum", start_echo, once, None),
     "openmpi": Contender("Open MPI", start_openmpi, ring, None),
     "openmpi-ring": Contender("Open MPI, ring", start_openmpi_ring, ring, None),
     "flat-l2": Contender("flat, every device a rank", start_passing, once_a_device, "flat", 2),

@@ -83,15 +83,19 @@ class Sample:
 
     Attributes:
       time_s: from the first rank's start to the last one's end.
+      times_s: those of each rank and each sum, but the first one of several in a row, which waits for the last rank.
       host_cpu_s: processor time of a host's processes.
       switch_cpu_s: that of the switch, of all shards together.
+      sleeps: how often a rank's threads went to sleep.
       memory_bytes: the most by which a rank's memory grew meanwhile.
       wrong: elements that weren't what they must be.
     """
 
     time_s: float
+    times_s: tuple[float, ...]
     host_cpu_s: float
     switch_cpu_s: float
+    sleeps: float
     memory_bytes: int
     wrong: int
 
@@ -188,8 +192,10 @@ class Running:
         checks = self.order(do="check", **order)
         return Sample(
             (max(reply["end_s"] for reply in replies) - min(reply["start_s"] for reply in replies)) / sums,
+            tuple(time_s for reply in replies for time_s in reply["times_s"][min(1, sums - 1) :]),
             sum(reply["cpu_s"] for reply in replies) / self.hosts / sums,
             switch_s / sums,
+            sum(reply["sleeps"] for reply in replies) / self.hosts / sums,
             max(reply["memory_bytes"] for reply in replies),
             sum(reply["wrong"] for reply in checks),
         )

@@ -7,11 +7,19 @@ import argparse
 import json
 import os
 import socket
+import struct
 import time
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, TextIO
+
+from star_echo import make_roomy
+
+ECHO_DATAGRAM_BYTES = 1440
+ECHO_BYTES_MAX = 65536
 
 
 @dataclass(frozen=True)
@@ -192,7 +200,45 @@ class MpiProgram(Program):
         return sum(int(np.count_nonzero(x != right)) for x, right in zip(out, expected, strict=True))
 
 
-PROGRAMS = {"passing": PassingProgram, "lax": LaxProgram, "mpi": MpiProgram, "mpi4jax": Mpi4jaxProgram}
+class EchoProgram(Program):
+    """A program on the switch's machine sends back each datagram: less than that no sum of these bytes can take."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        import numpy as np
+
+        host, port = arguments.coordinator.split(":")
+        self._np = np
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.connect((host, int(port)))
+        make_roomy(self._socket)
+        timeout = struct.pack("ll", 1, 0)  # in the kernel: with a timeout of Python's it would poll first
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+
+    def prepare(self, leaves: Leaves, iteration: int) -> Any:
+        size = 4 * sum(leaves.elements)
+        if size > ECHO_BYTES_MAX:
+            raise ValueError(f"udp-echo takes up to {ECHO_BYTES_MAX} bytes, as it has no window")
+        return self._np.full(size, iteration % 251, self._np.uint8), self._np.zeros(size, self._np.uint8)
+
+    def sum(self, x: Any) -> Any:
+        to, back = x
+        for first in range(0, len(to), ECHO_DATAGRAM_BYTES):
+            self._socket.send(to[first : first + ECHO_DATAGRAM_BYTES])
+        for first in range(0, len(to), ECHO_DATAGRAM_BYTES):
+            self._socket.recv_into(back[first : first + ECHO_DATAGRAM_BYTES])
+        return back
+
+    def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
+        return int(self._np.count_nonzero(out != iteration % 251))
+
+
+PROGRAMS = {
+    "passing": PassingProgram,
+    "lax": LaxProgram,
+    "mpi": MpiProgram,
+    "mpi4jax": Mpi4jaxProgram,
+    "echo": EchoProgram,
+}
 
 
 def memory_kb(field: str) -> int:
@@ -201,20 +247,34 @@ def memory_kb(field: str) -> int:
         return next(int(line.split()[1]) for line in file if line.startswith(field))
 
 
+def sleeps() -> int:
+    """Returns how often this process's threads have gone to sleep, to be woken later."""
+    field = "voluntary_ctxt_switches:"
+    texts = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
+    return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith(field))
+
+
 def timed(program: Program, xs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Sums `xs`, which it empties, one after the other. Returns the results and what it took."""
     xs.reverse()
     outs = []
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")  # the peak of memory starts anew
-    before_kb = memory_kb("VmRSS")
-    # The machine's one clock, so the times of all ranks compare.
-    start_s, cpu_start_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
+    before_kb, before_sleeps = memory_kb("VmRSS"), sleeps()
+    cpu_start_s = time.process_time()
+    ticks_s = [time.clock_gettime(time.CLOCK_MONOTONIC)]  # the machine's one clock, so the times of all ranks compare
     while xs:
         outs.append(program.sum(xs.pop()))
-    end_s, cpu_end_s = time.clock_gettime(time.CLOCK_MONOTONIC), time.process_time()
-    memory_bytes = (memory_kb("VmHWM") - before_kb) * 1024
-    return outs, {"start_s": start_s, "end_s": end_s, "cpu_s": cpu_end_s - cpu_start_s, "memory_bytes": memory_bytes}
+        ticks_s.append(time.clock_gettime(time.CLOCK_MONOTONIC))
+    cpu_s = time.process_time() - cpu_start_s
+    return outs, {
+        "start_s": ticks_s[0],
+        "end_s": ticks_s[-1],
+        "times_s": [end - start for start, end in pairwise(ticks_s)],
+        "cpu_s": cpu_s,
+        "sleeps": sleeps() - before_sleeps,
+        "memory_bytes": (memory_kb("VmHWM") - before_kb) * 1024,
+    }
 
 
 def serve(program: Program, orders: TextIO) -> None:
