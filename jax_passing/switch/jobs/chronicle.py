@@ -17,6 +17,7 @@ from jax_passing.switch.jobs.epochs import Epoch
 log = logging.getLogger("jax_passing.switch")
 
 REMEMBERED = 16  # of either kind
+REFUSALS_NOTED = 256  # for flight records
 WHY_CHARACTERS_MAX = 500
 HOSTS_NAMED = 8
 STANDS_STILL_US = 1_000_000
@@ -51,7 +52,8 @@ class Chronicle:
     Attributes:
       refusals, ends: the last ones.
       refused_for: how many refusals there were, by their reasons.
-      journal: has these and all else, for flight records.
+      journal: has the ends and all else of jobs, for flight records.
+      refused_journal: has refusals, for the same. Strangers can cause as many as they like.
     """
 
     def __init__(self, outside: Outside):
@@ -60,6 +62,7 @@ class Chronicle:
         self.ends: deque[End] = deque(maxlen=REMEMBERED)
         self.refused_for: Counter[str] = Counter()
         self.journal = Journal(SWITCH_EVENTS, SWITCH_TEXT_CHARACTERS_MAX)
+        self.refused_journal = Journal(REFUSALS_NOTED, SWITCH_TEXT_CHARACTERS_MAX)
         self._stands_still: tuple[int, int, int, int] | None = None  # the last chunk of which this was noted
 
     def refused(self, who: str, why: str, *, job: str = "", kind: str = JoinError.__name__, reason: str = "") -> None:
@@ -70,7 +73,7 @@ class Chronicle:
         reason = reason or reason_of(kind)
         self.refused_for[reason] += 1
         self.refusals.append(Refusal(self._outside.now(), who, job, kind, why[:WHY_CHARACTERS_MAX], reason))
-        self._note("refused", job, f"{who}: {why}", error=kind)
+        self.refused_journal.note(self._outside.now(), "refused", job, f"{who}: {why}", error=kind)
 
     def joined(self, epoch: Epoch, join: messages.RankJoin) -> None:
         level = logging.INFO if len(epoch.joined()) == 1 else logging.DEBUG

@@ -97,6 +97,8 @@ class Meetings:
         """Sends the hosts of a job away that wait to meet, with this text and kind of error."""
         if (meeting := self.by_job.get(job)) is not None:
             meeting.end(text, kind)
+        if (at_parent := self._at_parent.get(job)) is not None:
+            at_parent.end(text, kind)
 
     def _forget(self, meeting: "Meeting") -> None:
         """Forgets a job in which nobody has a seat any more. Hosts that come back know the number of their last

@@ -74,6 +74,14 @@ class SeatsAtParent:
         elif self._has_begun:
             self._send(messages.RackMeet(number))
 
+    def end(self, text: str, kind: str) -> None:
+        """Sends the hosts away that wait, with this text and kind of error."""
+        for number, seat in list(self._seats.items()):
+            if seat.waits:
+                seat.host.send(messages.Refused(kind, text[: messages.TEXT_MAX]))
+                seat.host.close()
+                self.leave(number)
+
     def _on_event(self, event: CallEvent) -> None:
         match event:
             case Greeted():
@@ -114,6 +122,7 @@ class SeatsAtParent:
             if not self._seats:
                 self._end()
         else:
+            seat.waits = False
             seat.host.send(answer)
 
     def _refuse_all(self, text: str, kind: str = JoinError.__name__) -> None:
@@ -149,9 +158,11 @@ class SeatAtParent:
       host: the way to it.
       path: the instances of the switches on its way to the parent.
       said: what it said last.
+      waits: whether it waits for an answer to that.
     """
 
     said: messages.Meet
+    waits = False
 
     def __init__(self, at_parent: SeatsAtParent, number: int, job: str, host: ToHost, path: tuple[str, ...]):
         self._at_parent = at_parent
@@ -166,7 +177,7 @@ class SeatAtParent:
         elif isinstance(message, messages.Query):
             answer_query(self.host, self._at_parent.why_not())
         else:
-            self.said = meet_of(self._job, message)
+            self.said, self.waits = meet_of(self._job, message), True
             self._at_parent.tell(self._number)
 
     def leave(self) -> None:

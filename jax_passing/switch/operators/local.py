@@ -58,10 +58,12 @@ class LocalOperators:
             writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, user: int) -> messages.Done | messages.Refused:
-        who = f"{local_operators.name_of(user)} on the switch's machine"
+        who = f"user {user} on the switch's machine"
         try:
             if not local_operators.is_trusted(user):
                 raise RefusalError("The operator is the user that runs the switch, or root.")
+            # Only now: a service of names may take seconds, and all jobs would wait as often as strangers ask.
+            who = f"{local_operators.name_of(user)} on the switch's machine"
             command = messages.decode_from_member(await reader.readline())
             if not isinstance(command, messages.Command):
                 raise msgspec.DecodeError(f"{type(command).__name__} isn't a command")

@@ -150,11 +150,12 @@ def of_chronicle(chronicle: Chronicle, now: float) -> Document:
     }
 
 
-def of_journal(journal: Journal, now: float, job: str | None) -> list[Document]:
+def of_journals(journals: Iterable[Journal], now: float, job: str | None) -> list[Document]:
     """Describes the last events, the oldest first, as many as an answer has room for. `job`: only those of this one."""
     described: list[Document] = []
     room = EVENTS_CHARACTERS_MAX
-    for event in reversed(journal.events):
+    events = sorted((event for journal in journals for event in journal.events), key=lambda event: event.at)
+    for event in reversed(events):
         if job is not None and job_names.base(event.job) != job:
             continue
         one = {"ago_s": now - event.at, "kind": event.kind, "job": event.job, "text": event.text, **event.facts}

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from jax_passing import job_names
 from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
@@ -21,7 +23,7 @@ from jax_passing.switch.status.document import (
     of_drain,
     of_epoch,
     of_job,
-    of_journal,
+    of_journals,
     of_meeting,
 )
 
@@ -62,8 +64,10 @@ class Report:
         self._outside = outside
         self._counts, self._connections = counts, connections
         self._began = outside.now()
-        self._made_at = self._asked_hosts_at = float("-inf")
+        self._made_at = float("-inf")
         self._made: Document = {}
+        self._events: dict[str | None, msgspec.Raw] = {}  # as old as the document, by their job
+        self._asked_hosts_at: dict[str, float] = {}  # by their jobs
 
     def answer(self, query: messages.StatusQuery, job: str | None) -> messages.Status:
         """Returns what to tell who asks: the document, with the last events if flight records are wanted. Then the
@@ -72,19 +76,27 @@ class Report:
         if not query.records:
             return messages.Status(document)
         now = self._outside.now()
-        if now - self._asked_hosts_at >= (ASK_HOSTS_S if self._facts.has_key else ASK_HOSTS_UNPROVED_S):
-            self._asked_hosts_at = now
-            for epoch in self._jobs.epochs():
-                if epoch.state is EpochState.RUNNING and job in (None, job_names.base(epoch.job.name)):
-                    for member in epoch.members:
-                        member.connection.send(messages.WriteRecord())
-        return messages.Status({**document, "events": of_journal(self._jobs.chronicle.journal, now, job)})
+        again_s = ASK_HOSTS_S if self._facts.has_key else ASK_HOSTS_UNPROVED_S
+        before = {of: at for of, at in self._asked_hosts_at.items() if now - at < again_s}
+        self._asked_hosts_at = dict(before)
+        running = [epoch for epoch in self._jobs.epochs() if epoch.state is EpochState.RUNNING]
+        for epoch in running:
+            of = job_names.base(epoch.job.name)
+            if job in (None, of) and of not in before:
+                self._asked_hosts_at[of] = now
+                for member in epoch.members:
+                    member.connection.send(messages.WriteRecord())
+        if job not in self._events:
+            chronicle = self._jobs.chronicle
+            events = of_journals((chronicle.journal, chronicle.refused_journal), now, job)
+            self._events[job] = msgspec.Raw(msgspec.json.encode(events))
+        return messages.Status({**document, "events": self._events[job], "hosts_asked": self._asked_hosts_at != before})
 
     def document(self, job: str | None = None) -> Document:
         """Returns the whole document, or what an owner of this job's key may see of it."""
         now = self._outside.now()
         if now - self._made_at >= AGAIN_S:
-            self._made_at, self._made = now, self._make(now)
+            self._made_at, self._made, self._events = now, self._make(now), {}
         return self._made if job is None else of_job(self._made, job)
 
     def _make(self, now: float) -> Document:

@@ -6,7 +6,7 @@ import pytest
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.jobs.admission import RefusalError
-from support.switch.control import scenario
+from support.switch.control import scenario, until
 from support.switch.control_trees import in_tree, job
 from support.switch.seats import meet, met, seat
 
@@ -237,3 +237,15 @@ async def test_a_job_that_forms_ends_at_all_racks_and_a_rank_at_its_own(tree, ro
     say(root, "end", job="a")
     for host in hosts:
         assert "ended job 'a'" in await host.refusal(ENDED)
+
+
+@in_tree(racks=1)
+async def test_a_racks_switch_sends_hosts_away_that_wait_to_meet_at_its_parent(tree, root, rack):
+    waits = await seat(rack, 0, 2, 2)
+    await until(lambda: "meetings" in root.plane.held())
+    assert "ended at the switch" in say(rack, "end", job="a", reason="bad data").text
+    refused = await waits.receive()
+    assert (refused.kind, "bad data" in refused.message) == (ENDED, True)
+    assert await waits.receive() is None
+    await until(lambda: "meetings" not in root.plane.held())
+    assert "jobs whose hosts meet at the parent" not in rack.plane.held()

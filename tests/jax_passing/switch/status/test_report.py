@@ -155,6 +155,39 @@ async def test_records_are_wanted_now_and_then(switch):
 
 
 @scenario()
+async def test_the_events_are_made_now_and_then(switch):
+    await switch.job()
+    query = messages.StatusQuery(messages.PROTOCOL_VERSION, records=True)
+    first, *others = [switch.plane.report.answer(query, None).document["events"] for _ in range(5)]
+    assert all(other is first for other in others)
+
+
+@scenario()
+async def test_refusals_of_strangers_leave_what_became_of_jobs(switch):
+    await switch.job()
+    for _ in range(5000):
+        switch.plane.jobs.chronicle.refused("a stranger", "it may not")
+    query = messages.StatusQuery(messages.PROTOCOL_VERSION, records=True)
+    (line,) = messages.encode(switch.plane.report.answer(query, None)).splitlines()
+    kinds = [event["kind"] for event in messages.decode_from_switch(line).document["events"]]
+    assert kinds[:3] == ["joined", "joined", "started"]
+    assert set(kinds[3:]) == {"refused"}
+
+
+@scenario()
+async def test_one_jobs_asking_leaves_the_hosts_of_others_to_be_asked(switch):
+    hosts = {name: (await switch.job(job=name))[0] for name in "ab"}
+    query = messages.StatusQuery(messages.PROTOCOL_VERSION, records=True)
+    asked = [switch.plane.report.answer(query, name).document["hosts_asked"] for name in ("a", "a", "b", None)]
+    assert asked == [True, False, True, False]
+    for several in hosts.values():
+        for host in several:
+            assert await host.receive() == messages.WriteRecord()
+            host.send(messages.Heartbeat())
+            assert await host.receive() == messages.Heartbeat()
+
+
+@scenario()
 async def test_a_job_that_stands_still_is_noted_once(switch):
     await switch.job()
     (epoch,) = switch.plane.jobs.epochs()
