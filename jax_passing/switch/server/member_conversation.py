@@ -105,6 +105,7 @@ class MemberConversation:
 
     def closed(self, error: Exception | None) -> None:
         assert self._connection is not None
+        self._leave_quota()
         if self._is_over:
             return
         if isinstance(error, msgspec.DecodeError):
@@ -319,7 +320,7 @@ class MemberConversation:
         if self._is_over:
             return
         self._is_over = True
-        self._leave_quota()
+        self._quota.joined(self, self._connection.host)  # it can't make room, and counts until it has read all
         self._plane.lives.pop(self._life.token, None)
         self._life.end()
         if self._speaks_for is not None:

@@ -1,6 +1,7 @@
 """The control plane in its event loop: those who don't read, those who say much, the end."""
 
 import asyncio
+import contextlib
 import errno
 import gc
 import socket
@@ -224,3 +225,24 @@ def test_shutting_down_doesnt_wait_for_who_doesnt_read():
             await asyncio.sleep(0.1)
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+@scenario(connections_per_address=4)
+async def test_connections_count_until_all_that_they_were_told_is_read(switch):
+    switch.data_plane.stats = lambda: {"x" * 5_000_000: 1}  # more than the kernel takes
+    query = messages.encode(messages.StatusQuery(messages.PROTOCOL_VERSION))
+    several = []
+    for _ in range(12):
+        caller = socket.socket()
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        caller.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(caller, switch.address)
+        several.append(caller)
+        with contextlib.suppress(OSError):
+            await asyncio.get_running_loop().sock_sendall(caller, query)
+        await asyncio.sleep(0.05)
+    assert len(switch.server.streams) <= 4
+    assert switch.plane.quota.connections == len(switch.server.streams)
+    for caller in several:
+        caller.close()
+    await until(lambda: not switch.plane.quota.connections)
