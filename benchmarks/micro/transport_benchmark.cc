@@ -6,14 +6,18 @@
 //
 // Each host has a thread that starts a sum and waits for it, as a program does, and the next one at once. Times are
 // of one sum on one host; CPU is what the threads ran (the scheduler's count), per KB of the sum on one host: a host's
-// is that of its caller and its transport, the switch's counts each rank's KB once. On loopback a sender also does the
-// receiver's work up to its socket. Loopback has no line rate: this measures software.
+// is that of its caller and its transport, the switch's counts each rank's KB once. Sleeps are those of a host's two
+// threads for a sum. On loopback a sender also does the receiver's work up to its socket. Loopback has no line rate:
+// this measures software.
 //
 // Predicted before optimising, 1 KB: 45 us at H=2, 75 at H=4, 120 at H=8.
 // Measured, medians of runs on two cores of a busy virtual machine, 1 KB: int32 46-94 us at H=2, 79-130 at H=4 (mostly
 // 95-105), 144-205 at H=8; float32 92-126 at H=4. 64 MiB of float32 at H=4: 440-510 ns/KB a host, 214-235 the switch
 // (nothing was predicted). In a profile about a third is sleeping and waking, a third the kernel's sends and receives,
 // a seventh of a host's share fixed point.
+#include <sys/resource.h>
+#include <time.h>
+
 #include <algorithm>
 #include <atomic>
 #include <charconv>
@@ -42,16 +46,47 @@ constexpr uint32_t kSlotCount = 1024;  // the default of jax-passing switch
 
 using Clock = std::chrono::steady_clock;
 
-// CPU time of this process's threads of that name.
-double CpuNs(const std::string& thread_name) {
-  double total_ns = 0;
+// What threads took.
+struct Usage {
+  double cpu_ns = 0;
+  double sleeps = 0;
+
+  Usage& operator+=(const Usage& other) {
+    cpu_ns += other.cpu_ns;
+    sleeps += other.sleeps;
+    return *this;
+  }
+  friend Usage operator-(const Usage& now, const Usage& before) {
+    return {now.cpu_ns - before.cpu_ns, now.sleeps - before.sleeps};
+  }
+};
+
+// Of this process's threads of that name.
+Usage UsageOf(const std::string& thread_name) {
+  Usage total;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
     std::string name;
     std::getline(std::ifstream(task.path() / "comm"), name);
     double ran_ns = 0;
-    if (name == thread_name && std::ifstream(task.path() / "schedstat") >> ran_ns) total_ns += ran_ns;
+    if (name != thread_name || !(std::ifstream(task.path() / "schedstat") >> ran_ns)) continue;
+    total.cpu_ns += ran_ns;
+    std::ifstream status(task.path() / "status");
+    const std::string field = "voluntary_ctxt_switches:";
+    for (std::string line; std::getline(status, line);) {
+      if (line.starts_with(field)) total.sleeps += std::strtod(line.c_str() + field.size(), nullptr);
+    }
   }
-  return total_ns;
+  return total;
+}
+
+// Of this thread since it began.
+Usage OwnUsage() {
+  timespec ran{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+  rusage usage{};
+  getrusage(RUSAGE_THREAD, &usage);
+  return {static_cast<double>(ran.tv_sec) * 1e9 + static_cast<double>(ran.tv_nsec),
+          static_cast<double>(usage.ru_nvcsw)};
 }
 
 class Cluster {
@@ -106,7 +141,7 @@ struct Case {
 };
 
 struct Line {
-  double median_us, p10_us, p90_us, host_ns_per_kb, switch_ns_per_kb, resent_share;
+  double median_us, p10_us, p90_us, p99_us, host_ns_per_kb, switch_ns_per_kb, sleeps, resent_share;
 };
 
 // Runs one host: `sums` sums, one after the other, from `in` to `out`. Returns the times.
@@ -127,17 +162,19 @@ std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_exe
                 .spec = shape,
                 .inputs = {in.data()},
                 .outputs = {out.data()},
-                .done = [progress](const Failure* failure) {
-                  if (failure != nullptr) {
-                    std::fprintf(stderr, "%s: %s\n", failure->kind.c_str(), failure->message.c_str());
-                    std::exit(1);
-                  }
-                  {
-                    std::lock_guard lock(progress->mutex);
-                    ++progress->done;
-                  }
-                  progress->changed.notify_one();
-                }});
+                .done =
+                    [progress](const Failure* failure) {
+                      if (failure != nullptr) {
+                        std::fprintf(stderr, "%s: %s\n", failure->kind.c_str(), failure->message.c_str());
+                        std::exit(1);
+                      }
+                      {
+                        std::lock_guard lock(progress->mutex);
+                        ++progress->done;
+                      }
+                      progress->changed.notify_one();
+                    },
+                .caller_waits = true});
     std::unique_lock lock(progress->mutex);
     progress->changed.wait(lock, [&] { return progress->done > i; });
     times_us.push_back(std::chrono::duration<double, std::micro>(Clock::now() - start).count());
@@ -151,26 +188,28 @@ Line Measure(const Case& c) {
   std::vector<std::vector<uint32_t>> outs(c.world_size, in);
   std::vector<double> times_us;
   std::mutex mutex;
-  double caller_ns = 0;
+  Usage callers;
   const auto run = [&](uint32_t first_execution, int sums) {
     times_us.clear();
-    caller_ns = 0;
+    callers = {};
     std::vector<std::thread> programs;
     for (uint32_t rank = 0; rank < c.world_size; ++rank) {
       programs.emplace_back([&, rank] {
         const auto mine = SumInTurn(cluster.host(rank), c, first_execution, sums, in, outs[rank]);
-        timespec ran{};
-        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+        const Usage own = OwnUsage();
         std::lock_guard lock(mutex);
-        caller_ns += static_cast<double>(ran.tv_sec) * 1e9 + static_cast<double>(ran.tv_nsec);
+        callers += own;
         times_us.insert(times_us.end(), mine.begin(), mine.end());
       });
     }
     for (std::thread& program : programs) program.join();
   };
   run(0, 4);  // learns the order
-  const double host_ns = CpuNs("passing-host"), switch_ns = CpuNs("passing-switch");
+  const Usage hosts_before = UsageOf("passing-host"), switch_before = UsageOf("passing-switch");
   run(4, c.sums);
+  Usage hosts = UsageOf("passing-host") - hosts_before;
+  hosts += callers;
+  const Usage of_switch = UsageOf("passing-switch") - switch_before;
   const double kb = static_cast<double>(c.bytes) / 1024 * c.sums * c.world_size;
   const AllReduceStats stats = cluster.host(0).stats();
   std::sort(times_us.begin(), times_us.end());
@@ -178,22 +217,26 @@ Line Measure(const Case& c) {
   return {.median_us = quantile(0.5),
           .p10_us = quantile(0.1),
           .p90_us = quantile(0.9),
-          .host_ns_per_kb = (CpuNs("passing-host") - host_ns + caller_ns) / kb,
-          .switch_ns_per_kb = (CpuNs("passing-switch") - switch_ns) / kb,
+          .p99_us = quantile(0.99),
+          .host_ns_per_kb = hosts.cpu_ns / kb,
+          .switch_ns_per_kb = of_switch.cpu_ns / kb,
+          .sleeps = hosts.sleeps / c.sums / c.world_size,
           .resent_share = static_cast<double>(stats.packets_resent) / static_cast<double>(stats.packets_sent)};
 }
 
 void Print(const Case& c) {
   const Line line = Measure(c);
-  std::printf("%5u  %-7s  %8llu  %10.1f  %10.1f  %10.1f  %7.2f  %7.0f  %7.0f  %6.3f %%\n", c.world_size,
+  std::printf("%5u  %-7s  %8llu  %10.1f  %10.1f  %10.1f  %10.1f  %7.2f  %7.0f  %7.0f  %6.2f  %6.3f %%\n", c.world_size,
               c.dtype == DType::kInt32 ? "int32" : "float32", static_cast<unsigned long long>(c.bytes), line.p10_us,
-              line.median_us, line.p90_us, static_cast<double>(c.bytes) / line.median_us / 1e3, line.host_ns_per_kb,
-              line.switch_ns_per_kb, 100 * line.resent_share);
+              line.median_us, line.p90_us, line.p99_us, static_cast<double>(c.bytes) / line.median_us / 1e3,
+              line.host_ns_per_kb, line.switch_ns_per_kb, line.sleeps, 100 * line.resent_share);
   std::fflush(stdout);
 }
 
 void Main(int argc, char** argv) {
-  std::printf("hosts  dtype       bytes      p10 us   median us      p90 us     GB/s  host ns/KB  switch   resent\n");
+  std::printf(
+      "hosts  dtype       bytes      p10 us   median us      p90 us      p99 us     GB/s  host ns/KB  switch  sleeps   "
+      "resent\n");
   const auto sums = [](uint64_t bytes) { return bytes <= 1 << 16 ? 4000 : 6; };
   if (argc == 4) {
     const uint64_t bytes = std::strtoull(argv[3], nullptr, 10);

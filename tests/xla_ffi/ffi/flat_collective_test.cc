@@ -47,10 +47,12 @@ TEST_F(FlatCollectiveTest, worldSizeCountsDevices) { EXPECT_EQ(flat_.world_size(
 
 TEST_F(FlatCollectiveTest, eachDeviceIsARank) {
   const Sum expected = sum_;
+  sum_.caller_waits = true;
   flat_.Start(std::move(sum_));
   for (size_t device = 0; device < 2; ++device) {
     ASSERT_EQ(ranks_[device]->sums.size(), 1U);
     const Sum& one = ranks_[device]->sums[0];
+    EXPECT_FALSE(one.caller_waits);  // or the first rank would wait for the others, which start later
     EXPECT_EQ(one.key, expected.key);
     EXPECT_EQ(one.device_count(), 1U);
     EXPECT_EQ(one.spec->leaf_elements, expected.spec->leaf_elements);

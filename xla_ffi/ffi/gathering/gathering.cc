@@ -48,33 +48,46 @@ Failure DontBelongTogether(const Gathering& gathering) {
                                       " don't belong together: members " + Members(gathering.calls)};
 }
 
-void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure) {
-  auto complete_all = [&pool, gathering, failure = failure ? std::optional(*failure) : std::nullopt] {
-    std::vector<std::function<void()>> tasks;
-    for (Call& call : gathering->calls) {
-      tasks.push_back([done = std::move(call.done), failure] { done(failure ? &*failure : nullptr); });
+namespace {
+
+// Replicas carry the same data, so their sums are those of the first.
+void CopyToReplicas(const Gathering& gathering) {
+  const SumSpec& spec = *gathering.site->spec;
+  const auto& calls = gathering.calls;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const Call& source = calls[i - i % spec.replica_count];
+    for (size_t leaf = 0; i % spec.replica_count != 0 && leaf < source.outputs.size(); ++leaf) {
+      const size_t bytes = spec.leaf_elements[leaf] * SizeOf(spec.dtype);
+      std::memcpy(calls[i].outputs[leaf], source.outputs[leaf], bytes);
+      if (!source.residuals.empty()) std::memcpy(calls[i].residuals[leaf], source.residuals[leaf], bytes);
     }
-    pool.Run(std::move(tasks));
-  };
-  const SumSite& site = *gathering->site;
-  if (failure || site.spec->replica_count == 1) {
-    complete_all();
-    return;
   }
-  pool.Run([gathering, complete_all = std::move(complete_all)] {
-    const SumSite& site = *gathering->site;
-    const size_t element_size = SizeOf(site.spec->dtype);
-    auto& calls = gathering->calls;
-    for (size_t i = 0; i < calls.size(); ++i) {
-      const Call& source = calls[i - i % site.spec->replica_count];
-      for (size_t leaf = 0; i % site.spec->replica_count != 0 && leaf < source.outputs.size(); ++leaf) {
-        const size_t bytes = site.spec->leaf_elements[leaf] * element_size;
-        std::memcpy(calls[i].outputs[leaf], source.outputs[leaf], bytes);
-        if (!source.residuals.empty()) std::memcpy(calls[i].residuals[leaf], source.residuals[leaf], bytes);
+}
+
+}  // namespace
+
+void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure,
+            std::optional<int64_t> here) {
+  const bool copies = !failure && gathering->site->spec->replica_count > 1;
+  auto complete_all = [&pool, gathering, here, copies, failure = failure ? std::optional(*failure) : std::nullopt] {
+    if (copies) CopyToReplicas(*gathering);
+    std::vector<std::function<void()>> tasks;
+    std::function<void(const Failure*)> done_here;
+    for (Call& call : gathering->calls) {
+      if (call.device == here) {
+        done_here = std::move(call.done);
+      } else {
+        tasks.push_back([done = std::move(call.done), failure] { done(failure ? &*failure : nullptr); });
       }
     }
+    pool.Run(std::move(tasks));
+    if (done_here) done_here(failure ? &*failure : nullptr);
+  };
+  if (copies && !here) {
+    pool.Run(std::move(complete_all));
+  } else {
     complete_all();
-  });
+  }
 }
 
 // A device may compute for as long as it likes before it comes, by itself under lax.cond or in a host callback, and no

@@ -56,8 +56,10 @@ std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, 
 // Says so.
 Failure DontBelongTogether(const Gathering& gathering);
 
-// Completes all calls, on the pool.
-void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure);
+// Completes all calls, on the pool; but that of device `here`, whose handler hasn't returned yet, on this thread.
+// Nothing follows its future before it returns, so nothing that could block is carried out here.
+void Finish(CompletionPool& pool, const std::shared_ptr<Gathering>& gathering, const Failure* failure,
+            std::optional<int64_t> here = std::nullopt);
 
 // Not all devices came in time.
 Failure TooLate(const Gathering& gathering, double deadline_s);

@@ -19,6 +19,15 @@ constexpr auto kWatchInterval = std::chrono::milliseconds(200);
 // When that takes so long instead, the process stood still (SIGSTOP, a paused machine), and no device could come.
 constexpr int64_t kStoodStillUs = 1'200'000;
 
+// The sum that this thread is starting. It may be done before its start returns; then the call that completed the
+// gathering ends at once, too.
+struct Starting {
+  const Gathering* gathering;
+  bool done = false;
+  std::optional<Failure> failure{};
+};
+thread_local Starting* starting = nullptr;
+
 }  // namespace
 
 Rendezvous::~Rendezvous() { Detach(); }
@@ -96,6 +105,7 @@ void Rendezvous::Arrive(const std::shared_ptr<const SumSite>& site, Call call) {
     call.done(&*failure);
     return;
   }
+  const int64_t device = call.device;
   auto gathering = Add(site, std::move(call));
   if (!gathering) return;
   std::vector<int64_t> devices;
@@ -112,7 +122,7 @@ void Rendezvous::Arrive(const std::shared_ptr<const SumSite>& site, Call call) {
   } else if (is_over) {
     Finish(pool_, gathering, nullptr);
   } else {
-    StartSum(gathering, std::get<SumKey>(name));
+    StartSum(gathering, std::get<SumKey>(name), device);
   }
 }
 
@@ -177,28 +187,35 @@ std::vector<Rendezvous::OpenGathering> Rendezvous::DescribeOpen() const {
   return found;
 }
 
-void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key) {
+void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key, int64_t device) {
   auto made = MakeSum(gathering, key);
   if (const auto* failure = std::get_if<Failure>(&made)) {
     FailSession(*failure);
     Finish(pool_, gathering, failure);
     return;
   }
-  for (Call& call : gathering->calls) {
-    if (call.started) pool_.Run(std::exchange(call.started, nullptr));
-  }
   Sum& sum = std::get<Sum>(made);
+  const auto staged = gathering->calls.front().staged;
+  sum.caller_waits = !staged;
+  for (Call& call : gathering->calls) {
+    if (!call.started) continue;
+    sum.caller_waits = false;
+    pool_.Run(std::exchange(call.started, nullptr));
+  }
   const uint64_t recorded =
       FlightRecorder::OfProcess().Start(key, *sum.spec, gathering->collective->world_size(), gathering->opened_us);
   sum.done = [this, gathering, recorded](const Failure* failure) {
     FlightRecorder::OfProcess().End(recorded, failure);
-    Finish(pool_, gathering, failure);
+    if (starting == nullptr || starting->gathering != gathering.get()) return Finish(pool_, gathering, failure);
+    starting->done = true;
+    if (failure) starting->failure = *failure;
   };
-  if (const auto& staged = gathering->calls.front().staged) {
-    staged->Start(gathering, std::move(sum));
-  } else {
-    gathering->collective->Start(std::move(sum));
-  }
+  if (staged) return staged->Start(gathering, std::move(sum));
+  Starting here{.gathering = gathering.get()};
+  starting = &here;
+  gathering->collective->Start(std::move(sum));
+  starting = nullptr;
+  if (here.done) Finish(pool_, gathering, here.failure ? &*here.failure : nullptr, device);
 }
 
 std::vector<std::shared_ptr<Gathering>> Rendezvous::TakeOpen() {

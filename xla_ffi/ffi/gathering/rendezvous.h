@@ -24,7 +24,8 @@
 
 namespace passing {
 
-// Never blocks: the call that completes a gathering starts the sum, and all calls are completed on the pool, together.
+// The call that completes a gathering starts the sum, and all calls are completed on the pool, together. But that call
+// itself is completed before it returns if the sum is done so soon; else nothing blocks.
 //
 // A site's calls come in order: a device can't reach a site again before its last sum there is done, as loops and
 // executions run one after the other. So at most one gathering is open per site of an executable.
@@ -93,7 +94,9 @@ class Rendezvous {
   std::vector<OpenGathering> DescribeOpen() const;
 
   // Without the lock.
-  void StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key);
+  //
+  // `device` called last; its handler waits for the start.
+  void StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key, int64_t device);
   void Watch();
 
   CompletionPool& pool_;

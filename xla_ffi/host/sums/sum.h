@@ -51,6 +51,8 @@ struct Sum {
   // Called exactly once; null when the sum succeeded. Must not block: it hands over to another thread.
   std::function<void(const Failure*)> done{};
   std::optional<Pieces> pieces{};  // none: all elements are there, and nobody asks for the first results
+  // Whoever starts the sum has little else to do: Start may take until it is done, if that is soon.
+  bool caller_waits = false;
 
   // Whose buffers these are: not always all devices that the spec counts.
   size_t device_count() const { return inputs.size() / spec->leaf_elements.size(); }
@@ -78,7 +80,8 @@ class Collective {
  public:
   virtual ~Collective() = default;
   virtual uint32_t world_size() const = 0;
-  // From any thread; never blocks on the network. After a failure `done` is called with it at once.
+  // From any thread; never blocks on the network for longer than Sum::caller_waits allows. After a failure `done` is
+  // called with it at once.
   virtual void Start(Sum sum) = 0;
   // Tells that the first `elements` elements can be read now of a sum that was started with fewer: Sum::pieces. May be
   // called from any thread, but for one sum by one thread at a time. Ignored if the sum is over.

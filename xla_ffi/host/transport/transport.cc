@@ -1,7 +1,9 @@
 #include "host/transport/transport.h"
 
 #include <pthread.h>
+#include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <span>
 #include <utility>
@@ -16,13 +18,20 @@ namespace {
 // to wake the transport. For a larger one the caller would encode a whole window, and might meet a full send buffer.
 constexpr uint64_t kSendByCallerBytes = 1 << 16;
 
+// How many this process may use; 1 if the system doesn't say.
+unsigned CoreCount() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? static_cast<unsigned>(CPU_COUNT(&cores)) : 1;
+}
+
 }  // namespace
 
 Transport::Transport(std::vector<UdpSocket> sockets, const RankOptions& options,
                      std::vector<std::optional<UdpSocket>> groups)
     : sockets_(std::move(sockets), std::move(groups), options.job.lanes_per_chunk, wake_up_.fd()),
       core_(options, sockets_.drivers(), sockets_.hears_group(),
-            [this](RankEvent event) { OnEvent(std::move(event)); }) {
+            [this](RankEvent event) { OnEvent(std::move(event)); }),
+      caller_wait_(CoreCount()) {
   thread_ = std::thread([this] { Run(); });
   pthread_setname_np(thread_.native_handle(), "passing-host");
 }
@@ -33,6 +42,8 @@ Transport::~Transport() { Close(); }
 
 void Transport::Start(Sum sum) {
   const bool small = sum.spec->bytes() <= kSendByCallerBytes;
+  const bool caller_waits = sum.caller_waits;
+  bool serves = false;
   {
     std::unique_lock lock(mutex_);
     if (over()) {
@@ -41,14 +52,55 @@ void Transport::Start(Sum sum) {
       return sum.done(&refused);
     }
     starts_.push_back(std::move(sum));
-    idle_ = false;
-    if (!wake_up_.asleep()) return;  // the thread looks here before it sleeps
+    const bool alone = std::exchange(idle_, false);
+    if (small && !caller_waits) caller_wait_.OnOther();
+    const bool waits = small && caller_waits && alone && caller_wait_.OnStart(MonotonicUs());
+    if (!wake_up_.asleep()) return;  // whoever serves looks here before it sleeps
     if (!small || !core_mutex_.try_lock()) return wake_up_.Wake();
+    serves = waits && wake_up_.parked();
+    if (serves) wake_up_.ServeByCaller();
   }
   std::lock_guard core(core_mutex_, std::adopt_lock);
+  if (serves) return ServeByCaller();
   Work(MonotonicUs());
   std::lock_guard lock(mutex_);
   wake_up_.WakeBy(core_.next_timer_us());
+}
+
+// Until its sum is done, as no other is pending, or until the thread is to go on.
+void Transport::ServeByCaller() {
+  int64_t now_us = MonotonicUs(), yielded_us = 0;
+  while (true) {
+    Work(now_us);
+    int64_t until_us = 0;
+    bool looks;
+    {
+      std::lock_guard lock(mutex_);
+      const bool done = core_.idle();
+      if (done || over() || has_left() || now_us >= caller_wait_.until_us()) {
+        done ? caller_wait_.OnDone(now_us) : caller_wait_.OnGivenUp();
+        if (!done || over() || has_left()) return wake_up_.LeaveToThread();
+        wake_up_.LeaveToNobody();
+        return NoteIdle();
+      }
+      caller_wait_.OnYield(std::exchange(yielded_us, 0));
+      looks = caller_wait_.looks(now_us);
+      if (!looks) until_us = wake_up_.OnSleep(now_us, std::min(core_.next_timer_us(), caller_wait_.until_us()));
+    }
+    const bool readable = sockets_.Sleep(until_us);  // if it looks, not at all
+    if (readable) {
+      Receive();
+    } else if (looks) {
+      const int64_t before_us = MonotonicUs();
+      sched_yield();
+      yielded_us = MonotonicUs() - before_us;
+    }
+    if (!looks) {
+      std::lock_guard lock(mutex_);
+      wake_up_.OnAwake(readable);
+    }
+    now_us = MonotonicUs();
+  }
 }
 
 void Transport::Ready(const SumKey& key, uint64_t elements) {
@@ -145,10 +197,17 @@ void Transport::Run() {
     Work(now_us);
     int64_t until_us;
     {
-      std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
       if (over()) break;
-      if (!starts_.empty() || !ready_.empty() || !order_messages_.empty()) continue;
-      if (core_.idle() && !std::exchange(idle_, true)) drained_.notify_all();
+      if (has_left()) continue;
+      if (core_.idle()) NoteIdle();
+      if (core_.idle() && caller_wait_.is_next()) {
+        core.unlock();
+        wake_up_.Park(lock);
+        lock.unlock();
+        core.lock();
+        continue;
+      }
       until_us = wake_up_.OnSleep(now_us, core_.next_timer_us());
     }
     core.unlock();
@@ -161,6 +220,10 @@ void Transport::Run() {
     if (readable) Receive();
   }
   End();
+}
+
+void Transport::NoteIdle() {
+  if (!std::exchange(idle_, true)) drained_.notify_all();
 }
 
 // Takes what the callers left and does what can be done now.
@@ -218,8 +281,7 @@ void Transport::End() {
   core_.Fail(failure);
   for (const Sum& sum : starts) sum.done(&failure);
   std::lock_guard lock(mutex_);
-  idle_ = true;
-  drained_.notify_all();
+  NoteIdle();
 }
 
 }  // namespace passing

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "host/rank_core.h"
+#include "host/transport/caller_wait.h"
 #include "host/transport/event_queue.h"
 #include "host/transport/shard_sockets.h"
 #include "host/transport/wake_up.h"
@@ -57,14 +58,18 @@ class Transport : public Collective {
  private:
   // With mutex_ held.
   bool over() const { return closed_ || failure_.has_value(); }
+  // Callers left something that Work takes.
+  bool has_left() const { return !starts_.empty() || !ready_.empty() || !order_messages_.empty(); }
+  void NoteIdle();
 
   struct ReadyElements {
     SumKey key;
     uint64_t elements = 0;
   };
 
-  // With core_mutex_ held and without mutex_: on the thread, Work on callers' threads too.
+  // With core_mutex_ held and without mutex_: on the thread; all but Run and End on callers' threads too.
   void Run();
+  void ServeByCaller();
   void Work(int64_t now_us);
   void Receive();
   void ReceiveFrom(uint32_t shard, UdpSocket* socket, bool is_group);
@@ -74,9 +79,10 @@ class Transport : public Collective {
   WakeUp wake_up_;  // with mutex_
   EventQueue events_;
 
-  // Taken before mutex_ by who needs both. The thread holds it whenever it is awake; a caller never waits for it.
+  // Taken before mutex_ by who needs both. The thread holds it whenever it is awake; a caller never waits for it, and
+  // holds it while it serves.
   mutable std::mutex core_mutex_;
-  ShardSockets sockets_;  // the thread sleeps in it without any lock
+  ShardSockets sockets_;  // the thread sleeps in it without any lock; a caller has the core's, so that none closes them
   RankCore core_;
   std::vector<Sum> taken_starts_;  // empty except during Work, as the next
   std::vector<ReadyElements> taken_ready_;
@@ -88,6 +94,7 @@ class Transport : public Collective {
   std::vector<ReadyElements> ready_;
   std::vector<std::string> order_messages_;
   std::optional<std::string> stall_note_;
+  CallerWait caller_wait_;
   std::optional<Failure> failure_;
   bool closed_ = false;
   bool idle_ = true;                 // no sum is pending

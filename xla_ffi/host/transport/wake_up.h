@@ -1,4 +1,4 @@
-// Puts the transport's thread to sleep, and lets callers end its sleep.
+// Puts whoever serves a transport to sleep, and lets callers end its sleep.
 #ifndef XLA_FFI_HOST_TRANSPORT_WAKE_UP_H_
 #define XLA_FFI_HOST_TRANSPORT_WAKE_UP_H_
 
@@ -6,14 +6,19 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <system_error>
 #include <utility>
 
 namespace passing {
 
-// The thread and its callers share a lock, with which all but fd() is called. A caller makes a system call only if the
-// thread sleeps.
+// The transport's thread serves it: does what callers left, sends, receives. While nothing is to be done it may park:
+// then nobody serves, until a caller does for the time of its sum, or somebody wakes the thread. A caller makes a
+// system call only if whoever serves sleeps.
+//
+// The thread and its callers share a lock, with which all but fd() is called.
 class WakeUp {
  public:
   WakeUp() : fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
@@ -27,14 +32,14 @@ class WakeUp {
     if (fd_ >= 0) close(std::exchange(fd_, -1));
   }
 
-  // Readable once the thread is to wake up.
+  // Readable once whoever serves is to wake up.
   int fd() const { return fd_; }
 
   // The thread wakes once more, this long after the last result. A caller that sends the next sum before that needn't
   // wake it to set its timers, which are due later: no RTO is shorter.
   static constexpr int64_t kLingerUs = 2'000;
 
-  // Called when the thread is about to sleep and has something to do at `due_us`, or never (INT64_MAX). Returns the
+  // Called when whoever serves is about to sleep and has something to do at `due_us`, or never (INT64_MAX). Returns the
   // time until which it sleeps.
   int64_t OnSleep(int64_t now_us, int64_t due_us) {
     asleep_ = true;
@@ -54,10 +59,27 @@ class WakeUp {
     while (read(fd_, &count, sizeof count) < 0 && errno == EINTR) {
     }
   }
-  bool asleep() const { return asleep_; }
 
-  // Callers. A thread that is awake looks at what they left before it sleeps.
+  // The thread parks. Returns when it is to serve again. `lock` is the shared one.
+  void Park(std::unique_lock<std::mutex>& lock) {
+    server_ = kNobody;
+    unparked_.wait(lock, [this] { return server_ == kThread; });
+  }
+  bool parked() const { return server_ == kNobody; }
+  // A caller serves, as the thread is parked.
+  void ServeByCaller() { server_ = kCaller; }
+  // It has nothing more to do.
+  void LeaveToNobody() { server_ = kNobody; }
+  // It has more to do than it will.
+  void LeaveToThread() {
+    server_ = kThread;
+    unparked_.notify_one();
+  }
+
+  // Callers. Somebody sleeps; whoever is awake looks at what they left before it sleeps, or parks.
+  bool asleep() const { return asleep_ || parked(); }
   void Wake() {
+    if (parked()) return LeaveToThread();
     if (!asleep_ || std::exchange(called_, true)) return;
     const uint64_t one = 1;
     while (write(fd_, &one, sizeof one) < 0 && errno == EINTR) {
@@ -65,14 +87,16 @@ class WakeUp {
   }
   // Wakes the thread unless it wakes by then anyway.
   void WakeBy(int64_t due_us) {
-    if (due_us < until_us_) Wake();
+    if (parked() || due_us < until_us_) Wake();
   }
 
  private:
   int fd_;
-  bool asleep_ = false;    // the thread is, or is about to be
-  bool called_ = false;    // fd_ is readable
-  bool lingered_ = false;  // since there was something to do
+  enum { kThread, kCaller, kNobody } server_ = kThread;
+  std::condition_variable unparked_;  // server_
+  bool asleep_ = false;               // whoever serves is, or is about to be
+  bool called_ = false;               // fd_ is readable
+  bool lingered_ = false;             // since there was something to do
   int64_t until_us_ = 0;
 };
 

@@ -104,8 +104,10 @@ class RendezvousTest : public testing::Test {
     return collectives_.emplace_back(std::make_shared<HeldCollective>());
   }
 
-  void Attach(double deadline_s = 60, std::shared_ptr<Collective> flat = nullptr) {
-    ASSERT_TRUE(rendezvous_.Attach({.collective = collective_,
+  // `collective`: in place of collective_.
+  void Attach(double deadline_s = 60, std::shared_ptr<Collective> flat = nullptr,
+              std::shared_ptr<Collective> collective = nullptr) {
+    ASSERT_TRUE(rendezvous_.Attach({.collective = collective ? std::move(collective) : collective_,
                                     .flat = std::move(flat),
                                     .failure =
                                         [this] {

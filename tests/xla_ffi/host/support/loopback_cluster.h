@@ -37,19 +37,21 @@ class Call {
     outcome_->values = std::move(values);
   }
 
-  void Start(Collective& collective) {
+  void Start(Collective& collective, bool caller_waits = false) {
     auto shape = std::make_shared<SumSpec>(SumSpec{
         .site_name = "site " + std::to_string(key_.site), .dtype = dtype_, .leaf_elements = {outcome_->values.size()}});
     collective.Start({.key = key_,
                       .spec = std::move(shape),
                       .inputs = {outcome_->values.data()},
                       .outputs = {outcome_->values.data()},
-                      .done = [outcome = outcome_](const Failure* failure) {
-                        std::lock_guard lock(outcome->mutex);
-                        if (failure != nullptr) outcome->failure = *failure;
-                        ++outcome->times_done;
-                        outcome->changed.notify_all();
-                      }});
+                      .done =
+                          [outcome = outcome_](const Failure* failure) {
+                            std::lock_guard lock(outcome->mutex);
+                            if (failure != nullptr) outcome->failure = *failure;
+                            ++outcome->times_done;
+                            outcome->changed.notify_all();
+                          },
+                      .caller_waits = caller_waits});
   }
 
   bool Wait(double timeout_s = 20) {

@@ -3,6 +3,9 @@
 #include <gtest/gtest.h>
 #include <poll.h>
 
+#include <mutex>
+#include <thread>
+
 namespace passing {
 namespace {
 
@@ -46,6 +49,36 @@ TEST_F(WakeUpTest, whereNothingHappensItSleepsForEver) {
   EXPECT_EQ(wake_up_.OnSleep(300, kNever), 300 + kLingerUs);
   wake_up_.OnAwake(false);
   EXPECT_EQ(wake_up_.OnSleep(300 + kLingerUs, kNever), kNever);
+}
+
+TEST_F(WakeUpTest, aParkedThreadIsWoken) {
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  std::thread thread([&] {
+    std::unique_lock own(mutex);
+    wake_up_.Park(own);
+  });
+  while (!wake_up_.parked()) {
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
+  EXPECT_TRUE(wake_up_.asleep());
+  wake_up_.ServeByCaller();
+  EXPECT_FALSE(wake_up_.asleep());
+  wake_up_.Wake();  // the caller is awake: it looks by itself
+  EXPECT_FALSE(called());
+  EXPECT_EQ(wake_up_.OnSleep(0, 500), 500);
+  wake_up_.Wake();
+  EXPECT_TRUE(called());  // which ends the caller's sleep, not the thread's
+  wake_up_.OnAwake(/*readable=*/false);
+  wake_up_.LeaveToNobody();
+  EXPECT_TRUE(wake_up_.parked());
+  wake_up_.WakeBy(INT64_MAX);  // nobody else would see to the timers
+  EXPECT_FALSE(wake_up_.parked());
+  EXPECT_FALSE(called());
+  lock.unlock();
+  thread.join();
 }
 
 }  // namespace
