@@ -17,6 +17,7 @@ from jax_passing.switch.tree.parent_call import ParentCall, cant_reach
 
 log = logging.getLogger("jax_passing.switch")
 
+ANSWER_S = 1.0  # of the parent, when it is called: hosts may have a standby, where they could meet meanwhile
 LEASE_MAX_S = 5.0  # of the parent: hosts that wait are to come again soon
 
 
@@ -40,7 +41,7 @@ class SeatsAtParent:
         self._seats: dict[int, SeatAtParent] = {}
         self._numbers = itertools.count()
         self._has_begun = False
-        call = ParentCall(outside, parent, self._on_event, own_name=own_name, job=job, key=key)
+        call = ParentCall(outside, parent, self._on_event, own_name=own_name, job=job, key=key, timeout_s=ANSWER_S)
         self._call: ParentCall | None = call  # until it is over
 
     def seat(self, host: ToHost, path: tuple[str, ...]) -> "SeatAtParent":

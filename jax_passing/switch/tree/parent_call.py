@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
-from jax_passing.protocol.caller import Caller, CallEvent, KeyMismatchError
+from jax_passing.protocol.caller import CONNECT_TIMEOUT_S, Caller, CallEvent, KeyMismatchError
 from jax_passing.protocol.outside import Outside
 from jax_passing.protocol.packet import PORT
 from jax_passing.switch.jobs.admission import RefusalError
@@ -24,10 +24,11 @@ class ParentCall(Caller):
         own_name: str,
         job: str,
         key: bytes | None,
+        timeout_s: float = CONNECT_TIMEOUT_S,
     ):
         """`own_name`: the address of this switch, for people."""
         self._own_name = own_name
-        super().__init__(outside, parent, report, job=job, key=key)
+        super().__init__(outside, parent, report, job=job, key=key, timeout_s=timeout_s)
 
     def decode(self, line: bytes) -> messages.FromParent:
         return messages.decode_from_parent(line)

@@ -63,8 +63,8 @@ class Uplink:
         self._inquiries: set[Inquiry] = set()
 
     def start(self) -> None:
-        names = {"own_name": self._epoch.own_name, "job": self._epoch.job.name}
-        self._call = ParentCall(self._outside, self._parent, self._on_event, key=self._key, **names)
+        own_name, job = self._epoch.own_name, self._epoch.job.name
+        self._call = ParentCall(self._outside, self._parent, self._on_event, own_name=own_name, job=job, key=self._key)
 
     def close(self) -> None:
         """Hangs up: the epoch is over, and asks for nothing any more."""

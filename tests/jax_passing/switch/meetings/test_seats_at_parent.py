@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.caller import CONNECT_TIMEOUT_S
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.meetings import seats_at_parent
 from support.switch.control import Host, until
-from support.switch.control_trees import circle, in_tree
+from support.switch.control_trees import circle, in_tree, parent_that
 from support.switch.seats import meet, met, seat
 
 
@@ -48,6 +49,22 @@ async def test_a_root_that_is_gone_ends_the_seats_below_it(tree, root, rack):
     )
     await root.server.shut_down()
     assert await host.receive() is None
+
+
+@in_tree(racks=0)
+async def test_hosts_hear_within_a_second_of_a_parent_that_is_stopped(tree, root):
+    """It takes the connection, and says nothing: hosts may meet at a standby meanwhile."""
+
+    async def says_nothing(reader, writer):
+        await reader.read()
+        writer.close()
+
+    async with parent_that(says_nothing) as parent:
+        rack = await tree.add(parent)
+        began = asyncio.get_running_loop().time()
+        host = await seat(rack, 0, 2, 2)
+        assert (await host.receive()).kind == "SwitchUnreachableError"
+        assert asyncio.get_running_loop().time() - began < CONNECT_TIMEOUT_S
 
 
 def of_job(job, host):
