@@ -52,8 +52,7 @@ def await_records(folder: Path, ranks: int, timeout_s: float = 60) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("hosts", [2, 3])
+@pytest.mark.parametrize("hosts", [2, pytest.param(3, marks=pytest.mark.smoke)])
 def test_a_host_that_sleeps(cluster: "Cluster", hosts: int, environment: dict[str, str], tmp_path: Path) -> None:
     # Commands take some seconds on a busy machine.
     *waiting, late = start(cluster, "sleeps", hosts, {**environment, "JAX_PASSING_DEADLINE_S": "20"})

@@ -97,7 +97,7 @@ def made(stages, width, microbatches, schedule, stages_per_device=1):
     ("stages", "width", "microbatches", "schedule", "stages_per_device"),
     [
         pytest.param(1, 1, 1, "1f1b", 1, marks=pytest.mark.slow),
-        (2, 2, 3, "gpipe", 1),
+        pytest.param(2, 2, 3, "gpipe", 1, marks=pytest.mark.slow),
         (3, 2, 4, "1f1b", 1),
         (4, 1, 2, "zb-h1", 1),
         (2, 2, 4, "interleaved", 2),
