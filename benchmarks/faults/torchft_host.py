@@ -42,7 +42,7 @@ def main() -> None:
     hidden = max(1, round(given.mebibytes * 2**18 / FLOATS_PER_UNIT))
     model = torch.nn.Sequential(torch.nn.Linear(64, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, 10, bias=False))
     inner = torch.optim.SGD(model.parameters(), lr=RATE, momentum=MOMENTUM)
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(socket.gethostname(), 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=ProcessGroupGloo(),
         min_replica_size=int(os.environ["JAX_PASSING_WORLD_SIZE_MIN"]),
@@ -52,7 +52,7 @@ def main() -> None:
             inner.load_state_dict(state["optimizer"]),
         ),
         replica_id=f"host{os.environ['JAX_PASSING_RANK']}_",
-        store_addr="localhost",
+        store_addr=socket.gethostname(),  # the others call it
         store_port=store.port,
         rank=0,
         world_size=1,
