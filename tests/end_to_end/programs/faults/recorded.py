@@ -43,8 +43,10 @@ def misbehave(how, tree):
         print("sleeps", flush=True)
         time.sleep(600)
     if how == "dies":
+        time.sleep(0.5)
         os._exit(1)
     if how == "raises":
+        time.sleep(0.5)  # until the others are in their next sum
         raise KeyError("a mistake")
     if how == "differs":
         jitted(other)(tree).block_until_ready()
