@@ -6,7 +6,6 @@
 // A host's thread starts a sum, waits for it, and starts the next. The recorder is called where the rendezvous calls
 // it: before the sum starts, and where it is done.
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdio>
@@ -15,18 +14,16 @@
 #include <mutex>
 #include <string>
 #include <thread>
-#include <variant>
 #include <vector>
 
+#include "benchmark_cluster.h"
 #include "ffi/flight_recorder.h"
 #include "host/transport/transport.h"
-#include "net/socket_address.h"
-#include "switch/udp_switch.h"
 
 namespace passing {
 namespace {
 
-constexpr uint32_t kHosts = 2, kSlots = 1024, kSumsOfRound = 500;
+constexpr uint32_t kHosts = 2, kSumsOfRound = 500;
 constexpr uint64_t kElements = 256;
 
 using Clock = std::chrono::steady_clock;
@@ -35,47 +32,18 @@ double NsSince(Clock::time_point start, double count) {
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count() / count;
 }
 
-class Cluster {
+// Two hosts sum, with the recorder or without.
+class Recorded {
  public:
-  Cluster() : udp_switch_("127.0.0.1", 0, kSlots) {
-    JobSlots slots{.job = 1, .epoch = 1, .slot_first = 0, .slot_count = kSlots, .addresses = {}};
-    std::vector<UdpSocket> sockets;
-    for (uint32_t rank = 0; rank < kHosts; ++rank) {
-      sockets.push_back(UdpSocket::ConnectedTo("127.0.0.1", udp_switch_.port()));
-      slots.addresses.push_back(ResolveAddress("127.0.0.1", sockets.back().port()));
-    }
-    udp_switch_.AddJob(slots);
-    for (uint32_t rank = 0; rank < kHosts; ++rank) {
-      const auto worker = static_cast<uint16_t>(rank);
-      const JobConfig job{.rank = worker,
-                          .world_size = kHosts,
-                          .shards = {{.job = 1, .epoch = 1, .worker = worker}},
-                          .slots_per_shard = kSlots};
-      std::vector<UdpSocket> socket;
-      socket.push_back(std::move(sockets[rank]));
-      hosts_.push_back(std::make_unique<Transport>(std::move(socket), RankOptions{.job = job}));
-    }
-    relay_ = std::thread([this] {  // of rank 0's order, as a session does it
-      while (!ending_) {
-        const auto event = hosts_[0]->WaitEvent(0.1);
-        const auto* order = event ? std::get_if<OrderMessage>(&*event) : nullptr;
-        if (order != nullptr) hosts_[1]->DeliverOrderMessage(order->bytes);
-      }
-    });
-  }
-  ~Cluster() {
-    ending_ = true;
-    for (auto& host : hosts_) host->Close();
-    relay_.join();
-  }
-
   // Returns the time of a sum. `recorder` may be null.
   double SumNs(FlightRecorder* recorder) {
     const uint32_t first = executions_;
     executions_ += kSumsOfRound;
     const auto start = Clock::now();
     std::vector<std::thread> programs;
-    for (auto& host : hosts_) programs.emplace_back([&] { SumInTurn(*host, first, recorder); });
+    for (uint32_t rank = 0; rank < kHosts; ++rank) {
+      programs.emplace_back([this, rank, first, recorder] { SumInTurn(cluster_.host(rank), first, recorder); });
+    }
     for (std::thread& program : programs) program.join();
     return NsSince(start, kSumsOfRound);
   }
@@ -113,11 +81,8 @@ class Cluster {
     }
   }
 
-  UdpSwitch udp_switch_;
-  std::vector<std::unique_ptr<Transport>> hosts_;
+  Cluster cluster_{kHosts};
   uint32_t executions_ = 0;
-  std::atomic<bool> ending_ = false;
-  std::thread relay_;
 };
 
 double Median(std::vector<double> values) {
@@ -148,13 +113,13 @@ void Main(int rounds) {
   const auto start = Clock::now();
   const size_t sums = recorder.Sums().size();
   std::printf("a look at %zu sums: %.0f us\n", sums, NsSince(start, 1e3));
-  Cluster cluster;
-  cluster.SumNs(nullptr);  // learns the order
+  Recorded hosts;
+  hosts.SumNs(nullptr);  // learns the order
   std::vector<double> with, without, differences;
   for (int round = 0; round < rounds; ++round) {
     const bool first = round % 2 == 0;  // each goes first as often
-    const double one = cluster.SumNs(first ? &recorder : nullptr);
-    const double other = cluster.SumNs(first ? nullptr : &recorder);
+    const double one = hosts.SumNs(first ? &recorder : nullptr);
+    const double other = hosts.SumNs(first ? nullptr : &recorder);
     with.push_back(first ? one : other);
     without.push_back(first ? other : one);
     differences.push_back(100 * (with.back() / without.back() - 1));

@@ -35,6 +35,7 @@
 #include <variant>
 #include <vector>
 
+#include "benchmark_cluster.h"
 #include "host/transport/transport.h"
 #include "net/socket_address.h"
 #include "switch/udp_switch.h"
@@ -42,11 +43,9 @@
 namespace passing {
 namespace {
 
-constexpr uint32_t kSlotCount = 1024;  // the default of jax-passing switch
-
 using Clock = std::chrono::steady_clock;
 
-// What threads took.
+// Counts the processor time and the sleeps of threads.
 struct Usage {
   double cpu_ns = 0;
   double sleeps = 0;
@@ -61,7 +60,7 @@ struct Usage {
   }
 };
 
-// Of this process's threads of that name.
+// Returns the usage of this process's threads of that name.
 Usage UsageOf(const std::string& thread_name) {
   Usage total;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -79,7 +78,7 @@ Usage UsageOf(const std::string& thread_name) {
   return total;
 }
 
-// Of this thread since it began.
+// Returns the usage of this thread since it began.
 Usage OwnUsage() {
   timespec ran{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
@@ -88,50 +87,6 @@ Usage OwnUsage() {
   return {static_cast<double>(ran.tv_sec) * 1e9 + static_cast<double>(ran.tv_nsec),
           static_cast<double>(usage.ru_nvcsw)};
 }
-
-class Cluster {
- public:
-  explicit Cluster(uint32_t world_size) : udp_switch_("127.0.0.1", 0, kSlotCount) {
-    JobSlots slots{.job = 1, .epoch = 1, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
-    std::vector<UdpSocket> sockets;
-    for (uint32_t rank = 0; rank < world_size; ++rank) {
-      sockets.push_back(UdpSocket::ConnectedTo("127.0.0.1", udp_switch_.port()));
-      slots.addresses.push_back(ResolveAddress("127.0.0.1", sockets.back().port()));
-    }
-    udp_switch_.AddJob(slots);
-    for (uint32_t rank = 0; rank < world_size; ++rank) {
-      const JobConfig job{.rank = static_cast<uint16_t>(rank),
-                          .world_size = world_size,
-                          .shards = {{.job = 1, .epoch = 1, .worker = static_cast<uint16_t>(rank)}},
-                          .slots_per_shard = kSlotCount};
-      std::vector<UdpSocket> socket;
-      socket.push_back(std::move(sockets[rank]));
-      hosts_.push_back(std::make_unique<Transport>(std::move(socket), RankOptions{.job = job}));
-    }
-    relay_ = std::thread([this] {  // of rank 0's order, as a session does it
-      while (!ending_) {
-        const auto event = hosts_[0]->WaitEvent(0.1);
-        const auto* order = event ? std::get_if<OrderMessage>(&*event) : nullptr;
-        if (order == nullptr) continue;
-        for (size_t rank = 1; rank < hosts_.size(); ++rank) hosts_[rank]->DeliverOrderMessage(order->bytes);
-      }
-    });
-  }
-  ~Cluster() {
-    ending_ = true;
-    for (auto& host : hosts_) host->Close();
-    relay_.join();
-  }
-
-  Transport& host(uint32_t rank) { return *hosts_[rank]; }
-  uint32_t world_size() const { return static_cast<uint32_t>(hosts_.size()); }
-
- private:
-  UdpSwitch udp_switch_;
-  std::vector<std::unique_ptr<Transport>> hosts_;
-  std::atomic<bool> ending_ = false;
-  std::thread relay_;
-};
 
 struct Case {
   uint32_t world_size;

@@ -21,8 +21,7 @@ constexpr uint32_t kMinBurst = 2;  // one of each kind: NextOfBurst
 // Silences last ever longer, up to so long.
 constexpr int64_t kMaxProbeIntervalUs = 100'000;
 
-// Of a word of the chunks in flight.
-constexpr uint64_t kWordBits = 64;
+constexpr uint64_t kWordBits = 64;  // of a word of the chunks in flight
 
 // Once some results of a burst have come, the rest is awaited for two round trips instead of an RTO, and for no less
 // than this. While the results that a late rank held up come in one after the other, nothing is sent again.
