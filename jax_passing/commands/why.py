@@ -53,7 +53,7 @@ def why(
 ) -> None:
     """Tell from flight records why a job stood still: who waited for whom, where in the program, and since when.
 
-    Of several jobs it tells of the one that wrote a record last.
+    Where there are records of several jobs, it tells of the job that wrote one last.
     """
     from jax_passing.records.sentences import sentences
 

@@ -27,8 +27,8 @@ class Contact(Caller):
     """A host's call of a switch. What it reports as lost is an AuthenticationError or a ConfigError, too, where calling
     again is of no use.
 
-    What holds the interpreter's lock, as `pickle.dumps` of a GiB, keeps this host's control side from saying that it
-    lives. So where the lease is short a *lifeline* says it, too.
+    Code that holds the interpreter's lock, as `pickle.dumps` of a GiB, keeps this host's control side from saying that
+    it lives. So where the lease is short a *lifeline* says it, too.
     """
 
     def __init__(

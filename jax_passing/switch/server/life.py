@@ -41,14 +41,13 @@ class Life:
         """Takes its lifeline. `hang_up`: ends the lifeline, for this reason."""
         self._hang_up = hang_up
 
-    def loses_lifeline(self, reason: str = "") -> None:
-        """The lifeline has ended, or is ended if there is a reason."""
-        hang_up, self._hang_up = self._hang_up, None
-        if reason and hang_up is not None:
-            hang_up(reason)
+    def loses_lifeline(self) -> None:
+        """The lifeline has ended."""
+        self._hang_up = None
 
     def end(self) -> None:
-        self.loses_lifeline("has the lifeline of a host that is gone")
+        if self._hang_up is not None:
+            self._hang_up("has the lifeline of a host that is gone")  # which it loses by this
         if self._lease is not None:
             self._lease.stop()
             self._lease = None  # it leads back here

@@ -13,7 +13,7 @@ from jax_passing.errors import SwitchDrainingError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, local_operators
 from support.keys import write_key
-from support.switch.in_process import Member, SwitchThread, members, settings_of, until
+from support.switch.in_process import Member, SwitchThread, leave, members, settings_of, until
 
 
 @pytest.fixture
@@ -37,14 +37,6 @@ def run(run):
 def end(several):
     for member in several:
         until(lambda member=member: member.failure is not None)
-        member.close()
-
-
-def leave(several):
-    for member in several:
-        member.leave()
-    for member in several:
-        member.await_others(time.monotonic() + 20)
         member.close()
 
 

@@ -21,7 +21,7 @@ from jax_passing.host.control.control_connection import ControlConnection
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys, secure_channel
 from support.keys import write_key
-from support.switch.in_process import JOB, Guest, Member, SwitchThread, members, settings_of, until
+from support.switch.in_process import JOB, Guest, Member, SwitchThread, leave, members, settings_of, until
 
 
 class Keyring:
@@ -45,14 +45,6 @@ def secured(keyring):
     one = SwitchThread(key_file=keyring.switch_file)
     yield one
     one.stop()
-
-
-def leave(several):
-    for member in several:
-        member.leave()
-    for member in several:
-        member.await_others(time.monotonic() + 20)
-        member.close()
 
 
 def test_hosts_with_the_jobs_key(secured, keyring):
