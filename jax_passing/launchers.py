@@ -138,6 +138,13 @@ def _open_mpi(environment: Environment) -> tuple[str, str] | None:
     return None
 
 
+def _intel_mpi(environment: Environment) -> tuple[str, str] | None:
+    """Finds the id that Intel's hydra makes anew for each run, and gives to all its processes; libfabric's providers
+    for Omni-Path take it for the job's, too."""
+    identifier = environment.get("I_MPI_HYDRA_UUID") if _is_of_hydra(environment) else None
+    return (f"impi-{identifier}", "variable I_MPI_HYDRA_UUID") if identifier else None
+
+
 def _slurm(environment: Environment) -> tuple[str, str] | None:
     """Finds the id of a step. Without a step it isn't known which processes of the allocation belong together. All
     parts of a heterogeneous job see the job of its leader, which also counts the steps of all of them."""
@@ -198,7 +205,7 @@ def run_name(
         return _slurm(environment)
     # Several runs of MPICH's launcher may share a step, and have no ids of their own.
     by_slurm = () if _is_of_hydra(environment) else (_slurm,)
-    for launcher in (_open_mpi, *by_slurm, _pbs, _lsf):
+    for launcher in (_open_mpi, _intel_mpi, *by_slurm, _pbs, _lsf):
         if (name := launcher(environment)) is not None:
             return name
     job = _kubernetes(environment, rank, hostname(), namespace)

@@ -268,7 +268,7 @@ clusters() {
     >/dev/null || echo "apt has no Slurm or no MPICH here: their tests are left out"
   make_venv "$venv" python3
   install_wheel "$venv" "$work/wheel" jax==0.10.0 jaxlib==0.10.0 "ray[train]==2.60.0" nbclient==0.11.0 ipykernel==7.4.0 \
-    kubernetes-validate==1.37.0
+    kubernetes-validate==1.37.0 impi-rt==2021.18.1
   pytest_in "$venv" --numprocesses=1 tests/clusters
 }
 

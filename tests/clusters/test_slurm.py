@@ -111,12 +111,17 @@ kill $switch
 
 @pytest.mark.parametrize(
     ("launcher", "words", "job"),
-    [("mpirun.openmpi", "mpirun --host", r"openmpi-\d+"), ("mpiexec.hydra", "-ppn", "train")],
+    [
+        (shutil.which("mpirun.openmpi"), "mpirun --host", r"openmpi-\d+"),
+        (shutil.which("mpiexec.hydra"), "-genv JAX_PASSING_JOB", "train"),
+        (shutil.which("mpiexec.hydra", path=f"{sys.prefix}/bin"), "-bootstrap slurm", r"impi-[0-9a-f-]+"),
+    ],
+    ids=["Open MPI", "MPICH", "Intel MPI"],
 )
 def test_launchers_of_mpi_inside_a_job(cluster, launcher, words, job):
     """Theirs are the ranks, not Slurm's: the page's command for several machines."""
-    if shutil.which(launcher) is None:
-        pytest.skip(f"no {launcher} here (Debian: openmpi-bin, mpich)")
+    if launcher is None:
+        pytest.skip("it isn't here (Debian: openmpi-bin, mpich; PyPI: impi-rt)")
     program(cluster, PROGRAMS / "sums/ranks.py")
     command = script_with(words)
     for node in (2, 1, 0):  # the page counts from 0

@@ -6,6 +6,12 @@ from jax_passing import launchers
 from jax_passing.errors import ConfigError
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
+INTEL_MPI = {
+    "PMI_RANK": "0",
+    "PMI_SIZE": "3",
+    "MPI_LOCALNRANKS": "1",
+    "I_MPI_HYDRA_UUID": "c63f0000-9f33-c4a8-6b61-060095306767",
+}
 POD = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
 
@@ -25,6 +31,9 @@ def found(environment, rank=0, hostname="node7", namespace="team"):
         ({**MPI, "OMPI_MCA_ess_base_jobid": "1531576321"}, "openmpi-1531576321"),
         (MPI, None),
         ({"PMIX_NAMESPACE": "slurm.pmix.1.0", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, "slurm-1.0"),
+        (INTEL_MPI, "impi-c63f0000-9f33-c4a8-6b61-060095306767"),
+        ({**INTEL_MPI, "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, "impi-c63f0000-9f33-c4a8-6b61-060095306767"),
+        ({"I_MPI_HYDRA_UUID": "c63f0000", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, "slurm-1.0"),
         ({"PBS_JOBID": "123.server"}, "pbs-123.server"),
         ({"LSB_JOBID": "123", "LSB_JOBINDEX": "0"}, "lsf-123"),
         ({"LSB_JOBID": "123"}, "lsf-123"),
