@@ -76,8 +76,6 @@ class _Thread:
 
 
 def _families(session: "Session") -> "Iterator[Metric]":
-    from prometheus_client.core import HistogramMetricFamily
-
     from jax_passing.metrics.families import Maker
 
     make = Maker("jax_passing_host")
@@ -98,24 +96,16 @@ def _families(session: "Session") -> "Iterator[Metric]":
     ):
         yield make.gauge(name, text, _LABELS, [(labels, value or 0.0)])
     text = "How long sums took, by the largest size of their class."
-    durations = HistogramMetricFamily(f"{make.prefix}_sum_seconds", text, labels=(*_LABELS, "size"))
-    control = session.control
-    if control:
-        for size, (counts, total_us) in zip(_sizes(), control[1].times(), strict=True):
-            durations.add_metric((*labels, size), _buckets(counts), total_us / 1e6)
-    yield durations
+    times = session.control[1].times() if session.control else []
+    by_size = zip(_sizes(), times, strict=bool(times))
+    classes = [((*labels, size), counts, total_us / 1e6) for size, (counts, total_us) in by_size]
+    yield make.histogram("sum_seconds", text, (*_LABELS, "size"), [us / 1e6 for us in _native.SUM_US_MAX], classes)
 
 
 def _sizes() -> list[str]:
     """Returns the names of the classes of sums by size: "4 KiB", "1 MiB"."""
     names = [f"{largest >> 20} MiB" if largest >> 20 else f"{largest >> 10} KiB" for largest in _native.SUM_BYTES_MAX]
     return [*names, "larger"]
-
-
-def _buckets(counts: list[int]) -> list[tuple[str, float]]:
-    """Returns how many sums took at most so long, by seconds."""
-    bounds = [*(f"{us / 1e6:g}" for us in _native.SUM_US_MAX), "+Inf"]
-    return [(bound, float(sum(counts[: index + 1]))) for index, bound in enumerate(bounds)]
 
 
 def _after_fork_in_child() -> None:

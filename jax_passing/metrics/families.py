@@ -1,12 +1,14 @@
 """Families of metrics are made here of their samples. It needs prometheus-client, so import it late."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 Samples = Iterable[tuple[Sequence[str], float]]  # the values of the labels, and the sample's own
+Classes = Iterable[tuple[Sequence[str], Sequence[int], float]]  # the same, with the sum of all values
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,15 @@ class Maker:
     def counter(self, name: str, text: str, labels: Sequence[str], samples: Samples) -> Metric:
         """Makes a family of values that only grow; their names get the ending "_total"."""
         return _filled(CounterMetricFamily(f"{self.prefix}_{name}", text, labels=labels), samples)
+
+    def histogram(self, name: str, text: str, labels: Sequence[str], ends: Sequence[float], classes: Classes) -> Metric:
+        """Makes a family of how many values were in each class: up to one of `ends`, or above the last."""
+        family = HistogramMetricFamily(f"{self.prefix}_{name}", text, labels=labels)
+        for values, counts, total in classes:
+            bounds = [*(f"{end:g}" for end in ends), "+Inf"]
+            upto = itertools.accumulate(counts)
+            family.add_metric(values, list(zip(bounds, map(float, upto), strict=True)), total)
+        return family
 
 
 def _filled(family: Any, samples: Samples) -> Metric:

@@ -28,14 +28,15 @@ def overview(answers: Mapping[str, Document | PassingError]) -> Document:
             if isinstance(answer, PassingError)
         ],
         "jobs": [_job(of_job) for _, of_job in sorted(shards.items())],
-        **{part: _listed(told, part) for part in ("meetings", "ended", "refusals")},
+        **{part: _listed(told, part) for part in ("meetings", "ended", "recoveries", "refusals")},
+        "recovered": {name: answer.get("recovered") for name, answer in told.items()},
         "packets": {name: answer["packets"] for name, answer in told.items()},
         "counts": {name: answer["counts"] for name, answer in told.items()},
     }
 
 
 def _listed(told: Mapping[str, Document], part: str) -> list[Document]:
-    found = [{**one, "at": name} for name, answer in told.items() for one in answer[part]]
+    found = [{**one, "at": name} for name, answer in told.items() for one in answer.get(part, ())]
     return sorted(found, key=lambda one: one.get("ago_s", 0.0))
 
 

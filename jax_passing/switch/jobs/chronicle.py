@@ -9,10 +9,12 @@ from jax_passing.errors import JoinError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside
 from jax_passing.records.journal import SWITCH_EVENTS, SWITCH_TEXT_CHARACTERS_MAX, Journal
+from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.data_planes.job_counts import WaitingChunk
 from jax_passing.switch.jobs.admission import reason_of
 from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch
+from jax_passing.switch.jobs.recoveries import Recoveries
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -51,13 +53,15 @@ class Chronicle:
 
     Attributes:
       refusals, ends: the last ones.
+      recoveries: those of the last hour.
       refused_for: how many refusals there were, by their reasons.
       journal: has the ends and all else of jobs, for flight records.
       refused_journal: has refusals, for the same. Strangers can cause as many as they like.
     """
 
-    def __init__(self, outside: Outside):
+    def __init__(self, data_plane: DataPlane, outside: Outside):
         self._outside = outside
+        self.recoveries = Recoveries(data_plane, outside)
         self.refusals: deque[Refusal] = deque(maxlen=REMEMBERED)
         self.ends: deque[End] = deque(maxlen=REMEMBERED)
         self.refused_for: Counter[str] = Counter()
@@ -95,6 +99,21 @@ class Chronicle:
             epoch.slot_first,
             f"multicast to {epoch.group.address}" if epoch.group else "unicast",
         )
+
+        if (recovery := self.recoveries.started(epoch)) is not None:
+            failure, stood = recovery.failure, f"{recovery.stood_s:.2f} s"
+            log.info("%s: goes on after %s without a sum (%s)", epoch, stood, failure.culprit or failure.kind)
+            text = f"goes on after {stood}: {failure.culprit or failure.kind}"
+            self._note("recovered", epoch.job.name, text, epoch=epoch.number, stood_s=recovery.stood_s)
+
+    def failed(self, epoch: Epoch, failed: messages.Failed) -> None:
+        """Is called before the epoch has ended."""
+        log.warning("%s failed: %s: %s", epoch, failed.kind, failed.message)
+        if epoch.state is not EpochState.RUNNING:
+            return
+        failure = self.recoveries.failed(epoch, failed)
+        about = {"epoch": epoch.number, "error": failure.kind, "ranks": failure.ranks, "culprit": failure.culprit}
+        self._note("failed", epoch.job.name, failure.why, **about)
 
     def waits(self, epoch: Epoch, chunk: WaitingChunk) -> None:
         """A chunk isn't complete. It stands still if it has waited for long; that is noted once."""

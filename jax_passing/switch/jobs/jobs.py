@@ -48,7 +48,7 @@ class JobTable:
         self._numbers = Numbers(outside)
         self.counts: Counter[str] = Counter()
         self.check_met: Callable[[messages.RankJoin, str], None] = lambda join, job: None  # may raise RefusalError
-        self.chronicle, self.drain = Chronicle(outside), Drain(outside)
+        self.chronicle, self.drain = Chronicle(data_plane, outside), Drain(outside)
         self.starts = EpochStart(data_plane, slots_per_address, self.counts, self.refuse_all, outside, self.chronicle)
 
     def epochs(self) -> list[Epoch]:
@@ -219,7 +219,7 @@ class JobTable:
         """Ends the epoch and tells all members, and the parent, but not the one that said so."""
         if epoch.state is EpochState.OVER:
             return
-        log.warning("%s failed: %s: %s", epoch, failed.kind, failed.message)
+        self.chronicle.failed(epoch, failed)
         joined = epoch.joined()
         epoch.job.lost = {joined[rank].instance for rank in failed.ranks if rank in joined}
         self.counts["epochs_failed"] += 1

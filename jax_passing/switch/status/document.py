@@ -13,10 +13,12 @@ from jax_passing.switch.jobs.drain import Drain
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.recent import Counted, Recent
+from jax_passing.switch.jobs.recoveries import STOOD_S, Recoveries, Recovery
 from jax_passing.switch.jobs.waits import whom_it_awaits
 from jax_passing.switch.meetings.meetings import Meeting
 
 JOBS_MAX = 256
+RECOVERIES_MAX = 128
 EVENTS_CHARACTERS_MAX = 512 * 1024  # of an answer, which is a line of the control connection
 _LANE_BYTES = 4
 
@@ -137,7 +139,7 @@ def of_drain(drain: Drain, now: float) -> Document | None:
 
 
 def of_chronicle(chronicle: Chronicle, now: float) -> Document:
-    """Describes the jobs that ended last, and who was refused, the last first."""
+    """Describes the jobs that ended last, who was refused, and the recoveries of the last hour, the last first."""
 
     def described(one: End | Refusal) -> Document:
         fields = dataclasses.asdict(one)
@@ -145,8 +147,37 @@ def of_chronicle(chronicle: Chronicle, now: float) -> Document:
 
     return {
         "ended": [described(end) for end in reversed(chronicle.ends)],
+        "recoveries": [_recovery(one, now) for one in chronicle.recoveries.last(RECOVERIES_MAX)],
+        "recovered": _recovered(chronicle.recoveries),
         "refusals": [described(refusal) for refusal in reversed(chronicle.refusals)],
         "refused_for": {reason: chronicle.refused_for[reason] for reason in REASONS},
+    }
+
+
+def _recovery(recovery: Recovery, now: float) -> Document:
+    failure = recovery.failure
+    return {
+        "ago_s": now - recovery.at,
+        "job": recovery.job,
+        "epoch_before": failure.epoch,
+        "epoch": recovery.epoch,
+        "stood_s": recovery.stood_s,
+        "kind": failure.kind,
+        "ranks": failure.ranks,
+        "culprit": failure.culprit,
+        "why": failure.why,
+    }
+
+
+def _recovered(recoveries: Recoveries) -> Document:
+    """Describes all recoveries since the start, by the kind of error."""
+    return {
+        kind: {
+            "count": count,
+            "stood_s": recoveries.stood_s[kind],
+            "classes": [recoveries.classes[kind, each] for each in range(len(STOOD_S) + 1)],
+        }
+        for kind, count in sorted(recoveries.counted.items())
     }
 
 
@@ -173,5 +204,5 @@ def of_job(document: Document, job: str) -> Document:
     def ours(parts: Iterable[Document]) -> list[Document]:
         return [part for part in parts if job_names.base(part["job"]) == job]
 
-    lists = {part: ours(document[part]) for part in ("jobs", "meetings", "ended", "refusals")}
-    return {**document, **lists, "packets": None, "counts": None, "refused_for": None}
+    lists = {part: ours(document[part]) for part in ("jobs", "meetings", "ended", "recoveries", "refusals")}
+    return {**document, **lists, "packets": None, "counts": None, "refused_for": None, "recovered": None}

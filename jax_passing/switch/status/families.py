@@ -10,9 +10,11 @@ from prometheus_client.core import InfoMetricFamily, Metric
 from jax_passing.metrics.families import Maker
 from jax_passing.protocol.overview import Document
 from jax_passing.protocol.verdicts import VERDICTS
+from jax_passing.switch.jobs.recoveries import STOOD_S
 
 JOBS_MAX = 64  # with a label of their own, `job_name`, as Prometheus has a `job`; the others are one together
 RANKS_MAX = 512  # of all jobs; those of a job that has no room are one together
+FAILURES_MAX = 64
 OTHERS = "(others)"
 STATES = ("forming", "preparing", "running")
 _NO_EVENTS = dict.fromkeys(("epochs_started", "epochs_failed", "messages_malformed", "log_lines_dropped"), 0)
@@ -24,6 +26,7 @@ def families(document: Document) -> Iterator[Metric]:
     """Makes the families of a switch's whole status document."""
     yield from _of_switch(document)
     yield from _of_packets(document["packets"] or {})
+    yield from _of_recoveries(document)
     jobs = document["jobs"]
     yield _MAKE.gauge("jobs", "Jobs that have hosts here.", ("state",), [((s,), _count(jobs, s)) for s in STATES])
     shown = _shown(jobs)
@@ -45,6 +48,17 @@ def _of_switch(document: Document) -> Iterator[Metric]:
     yield _MAKE.counter("refusals", "Ranks and connections that weren't admitted.", ("reason",), _labelled(refused))
     text = "Happenings of the control plane, by the names of its counters."
     yield _MAKE.counter("events", text, ("event",), _labelled(sorted({**_NO_EVENTS, **document["counts"]}.items())))
+
+
+def _of_recoveries(document: Document) -> Iterator[Metric]:
+    classes = [((kind,), each["classes"], each["stood_s"]) for kind, each in document["recovered"].items()]
+    text = "How long jobs stood from a failure until they ran again."
+    yield _MAKE.histogram("recovery_seconds", text, ("error",), STOOD_S, classes)
+    last: dict[tuple[str, ...], float] = {}
+    for one in document["recoveries"][:FAILURES_MAX]:
+        last.setdefault((one["job"], one["culprit"], one["kind"]), one["stood_s"])
+    text = "How long a job stood by its last failure of this kind and culprit, in the last hour."
+    yield _MAKE.gauge("job_stood_seconds", text, ("job_name", "culprit", "error"), last.items())
 
 
 def _labelled(pairs: Iterable[tuple[str, float]]) -> list[tuple[tuple[str], float]]:

@@ -4,9 +4,6 @@ import json
 import re
 import time
 
-import pytest
-
-from jax_passing.commands.status.screen import duration
 from jax_passing.protocol import keys
 from jax_passing.switch.status.report import AGAIN_S
 from support.keys import write_key
@@ -80,11 +77,3 @@ def test_a_switch_with_a_key_shows_a_job_to_its_owners_and_all_to_its_operator(r
     assert "has the key of a job: say of which one (--job)" in code
     close(several + others)
     switch.stop()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.04, "0.0 s"), (9.96, "10.0 s"), (59.6, "60 s"), (61, "1 min"), (7300, "2 h 1 min"), (200_000, "2 d 7 h")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text

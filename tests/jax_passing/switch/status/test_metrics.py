@@ -188,6 +188,8 @@ EMPTY = {
     "packets": None,
     "counts": {},
     "refused_for": {},
+    "recovered": {},
+    "recoveries": [],
 }
 
 

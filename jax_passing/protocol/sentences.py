@@ -1,0 +1,147 @@
+"""What `overview.py` made of switches' answers is told here in sentences: the same ones on a terminal and on a page."""
+
+from typing import Any, NamedTuple
+
+from jax_passing.errors import names, printable
+from jax_passing.protocol.overview import Document
+
+WHY_SHOWN = 200  # characters
+STALLED_S = 1.0  # a chunk that has waited for so long is told of
+
+WELL, NOTE, BAD = "", "note", "bad"  # how a reader should take a sentence
+
+
+class Sentence(NamedTuple):
+    text: str
+    tone: str = WELL
+
+
+def duration(seconds: float) -> str:
+    """Writes "0.2 s", "35 s", "12 min", "3 h 20 min" or "2 d 3 h"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = int(seconds // 60)
+    hours, days = minutes // 60, minutes // 1440
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60} min" if hours < 24 else f"{days} d {hours % 24} h"
+
+
+def readable(part: Any) -> Any:
+    """Returns the same with texts that a terminal takes for nothing else: hosts of strangers wrote some of them."""
+    if isinstance(part, str):
+        return printable(part)
+    if isinstance(part, dict):
+        return {key: readable(value) for key, value in part.items()}
+    return [readable(value) for value in part] if isinstance(part, list | tuple) else part
+
+
+def of_switch(switch: Document) -> list[Sentence]:
+    """Says what the switch is, and why it admits no jobs, if so. One of an earlier version doesn't tell."""
+    used, total = switch["slots_used"], switch["slots"]
+    about = [
+        f"jax-passing {switch['version']}",
+        switch["data_plane"],
+        f"up {duration(switch['up_s'])}",
+        "with a key" if switch["has_key"] else "no key",
+        f"{used} of {total} slots used",
+        f"{switch['connections']} connections",
+    ]
+    if switch["parent"]:
+        about.append(f"below {switch['parent']}")
+    found = [Sentence(", ".join(about))]
+    if (draining := switch.get("draining")) is not None:
+        why = f" ({draining['reason']})" if draining["reason"] else ""
+        found.append(Sentence(f"Draining for {duration(draining['for_s'])}{why}: it admits no new job.", NOTE))
+    if switch.get("trouble"):
+        found.append(Sentence(f"The data plane has failed: {switch['trouble']}.", BAD))
+    return found
+
+
+def of_job(job: Document) -> list[Sentence]:
+    """Says what the job is and how it is doing."""
+    several = len(job["switches"])
+    on = job["switches"][0] if several == 1 else f"{several} switches"
+    some = f" (of {job['shards']})" if several != job["shards"] else ""
+    epochs = names_of_epochs(job["epochs"])
+    what = f"{job['state']} for {duration(job['for_s'])}, {epochs}, {job['world_size']} ranks, at {on}{some}"
+    found = [Sentence(what)]
+    if job["state"] == "running":
+        found.append(Sentence(_rate(job)))
+    found += [Sentence(_late(late, job["minute_s"]), NOTE) for late in job["late"]]
+    oldest = job["oldest"]
+    if oldest is not None and oldest["waited_s"] >= STALLED_S:
+        at = f" at {oldest['at']}" if several > 1 else ""
+        where = f"slot {oldest['slot']}, sequence {oldest['sequence']}{at}"
+        if oldest.get("sum"):
+            where = f"{oldest['sum']} ({where})"
+        waits = f"waits for {oldest['waits_for']}, {duration(oldest['waited_s'])}"
+        found.append(Sentence(f"Stands still: {where} {waits}.", BAD))
+    if job["left"]:
+        found.append(Sentence(f"Left: {names(job['left'])}."))
+    if job["awaits"]:
+        found.append(Sentence(job["awaits"], NOTE))
+    return found
+
+
+def names_of_epochs(epochs: list[int]) -> str:
+    return ("epoch " if len(epochs) == 1 else "epochs ") + ", ".join(map(str, epochs))
+
+
+def _rate(job: Document) -> str:
+    if job["goodput_gbit"] is None:
+        return "Goodput: unknown, as this data plane can't tell what it counts of a job."
+    share = job["line_rate_share"]
+    of_line = f" ({share:.0%} of the line rate)" if share is not None else ""
+    return (
+        f"Goodput: {job['goodput_gbit']:.3g} Gbit/s{of_line}. In the last {duration(job['minute_s'])}: "
+        f"{job['chunks']} chunks, {job['resends']} resends. On their way: {job['chunks_waiting']} chunks."
+    )
+
+
+def _late(late: Document, minute_s: float) -> str:
+    who = f"{names(late['ranks']).capitalize()} ({_where(late)})"
+    verb = "is" if len(late["ranks"]) == 1 else "are"
+    waited, others = duration(late["waited_s"]), duration(late["others_waited_s"])
+    return (
+        f"{who} {verb} late: in the last {duration(minute_s)} the others waited {waited} for it, and {others} for each "
+        "of the rest."
+    )
+
+
+def _where(member: Document) -> str:
+    if member["switch"]:
+        return f"the switch at {member['switch']}"
+    (host,) = member["hosts"]
+    return f"{host['name']}, {host['address']}" if host["name"] else str(host["address"])
+
+
+def of_meeting(meeting: Document) -> str:
+    who = ", ".join(f"rank {one['rank']} at {one['address']}, {duration(one['for_s'])}" for one in meeting["waiting"])
+    return f"hosts wait to meet: {who}. {meeting['why']}"
+
+
+def of_end(end: Document) -> str:
+    ran = duration(end["ran_s"])
+    return f"{duration(end['ago_s'])} ago: job {end['job']}, epoch {end['epoch']}, after {ran}: {_cut(end['why'])}"
+
+
+def of_refusal(refusal: Document) -> str:
+    return f"{duration(refusal['ago_s'])} ago: {refusal['who']}: {_cut(refusal['why'])}"
+
+
+def of_recovery(recovery: Document) -> str:
+    ago, stood = duration(recovery["ago_s"]), f"{recovery['stood_s']:.2f} s"
+    if recovery["stood_s"] >= 10:
+        stood = duration(recovery["stood_s"])
+    epochs = f"epoch {recovery['epoch_before']} failed"
+    if recovery["epoch"] is None:
+        became = f"{epochs}, and it hasn't run again since"
+    else:
+        became = f"it stood for {stood}, as {epochs} and epoch {recovery['epoch']} followed"
+    culprit = f"{recovery['culprit']}: " if recovery["culprit"] else ""
+    return f"{ago} ago: job {recovery['job']}: {became}: {culprit}{_cut(recovery['why'])}"
+
+
+def _cut(why: str) -> str:
+    return why if len(why) <= WHY_SHOWN else f"{why[:WHY_SHOWN]}..."

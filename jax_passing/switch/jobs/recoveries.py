@@ -1,0 +1,115 @@
+"""The switch remembers how jobs have recovered: a failure ended an epoch, and then another one began."""
+
+import logging
+from collections import Counter, defaultdict, deque
+from dataclasses import dataclass
+from typing import TypeVar
+
+from jax_passing.errors import PassingError, is_kind
+from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.outside import Outside
+from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
+from jax_passing.switch.jobs.epochs import Epoch
+
+_T = TypeVar("_T")
+
+log = logging.getLogger("jax_passing.switch")
+
+KEPT_S = 3600.0
+REMEMBERED = 32  # of each job, so that one that fails again and again takes nothing of others
+JOBS_MAX = 64
+WHY_CHARACTERS_MAX = 500
+# Upper ends of the classes in which standstills are counted, as Prometheus wants them.
+STOOD_S = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An epoch has ended so. `since`: when its last chunk stood still. `culprit`: names the ranks with their hosts."""
+
+    at: float
+    since: float
+    epoch: int
+    kind: str
+    culprit: str
+    ranks: tuple[int, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A job runs again, since `at`, in another epoch, or not yet: then `at` is when it failed, and `epoch` is None.
+    `stood_s`: for how long it completed no chunk."""
+
+    at: float
+    job: str
+    failure: Failure
+    epoch: int | None
+    stood_s: float
+
+
+class Recoveries:
+    """Notes failures and recoveries of all jobs, as they happen.
+
+    Attributes:
+      counted: how many there were, by the kind of error.
+      stood_s: how long all of them took together, by the kind.
+      classes: how many were in each class of STOOD_S, or above them all, by the kind and the class.
+    """
+
+    def __init__(self, data_plane: DataPlane, outside: Outside):
+        self._data_plane, self._outside = data_plane, outside
+        self._failed: dict[str, Failure] = {}  # by the job, until it runs again; the oldest first
+        self._by_job: dict[str, deque[Recovery]] = {}  # the job that has recovered last is the last
+        self.counted: Counter[str] = Counter()
+        self.stood_s: defaultdict[str, float] = defaultdict(float)
+        self.classes: Counter[tuple[str, int]] = Counter()
+
+    def failed(self, epoch: Epoch, failed: messages.Failed) -> Failure:
+        """Is called while the epoch still has its members, and the data plane its counters."""
+        now = self._outside.now()
+        culprit = epoch.where(failed.ranks) if failed.ranks else ""
+        ranks, why = tuple(sorted(failed.ranks)), failed.message[:WHY_CHARACTERS_MAX]
+        since = now - self._stood_still_s(epoch)
+        _put_last(self._failed, epoch.job.name, Failure(now, since, epoch.number, failed.kind, culprit, ranks, why))
+        return self._failed[epoch.job.name]
+
+    def _stood_still_s(self, epoch: Epoch) -> float:
+        try:
+            counts = self._data_plane.counts(epoch.job.number)
+        except Exception as error:  # whatever the device's driver raises
+            log.error("the data plane can't tell what it counted: %s", error, exc_info=unexpected(error))
+            return 0.0
+        return 0.0 if counts is None or counts.oldest is None else counts.oldest.waited_us / 1e6
+
+    def started(self, epoch: Epoch) -> Recovery | None:
+        """Returns what the job has recovered from, if it has."""
+        job, now = epoch.job.name, self._outside.now()
+        failure = self._failed.pop(job, None)
+        if failure is None or now - failure.at > KEPT_S:
+            return None
+        recovery = Recovery(now, job, failure, epoch.number, now - failure.since)
+        kind = failure.kind if is_kind(failure.kind) else PassingError.__name__  # metrics have few
+        self.counted[kind] += 1
+        self.stood_s[kind] += recovery.stood_s
+        self.classes[kind, sum(recovery.stood_s > end for end in STOOD_S)] += 1
+        of_job = self._by_job.get(job) or deque(maxlen=REMEMBERED)
+        of_job.append(recovery)
+        _put_last(self._by_job, job, of_job)
+        return recovery
+
+    def last(self, most: int) -> list[Recovery]:
+        """Returns those of the last hour, the last first, with those that are awaited still."""
+        now = self._outside.now()
+        found = [one for of_job in self._by_job.values() for one in of_job]
+        found += [Recovery(each.at, job, each, None, now - each.since) for job, each in self._failed.items()]
+        recent = [one for one in found if now - one.at <= KEPT_S]
+        return sorted(recent, key=lambda one: one.at, reverse=True)[:most]
+
+
+def _put_last(by_job: dict[str, _T], job: str, value: _T) -> None:
+    """Forgets the first one, if there are too many."""
+    by_job.pop(job, None)
+    if len(by_job) >= JOBS_MAX:
+        del by_job[next(iter(by_job))]
+    by_job[job] = value
