@@ -1,4 +1,4 @@
-"""What `overview.py` made of switches' answers is told here in sentences: the same ones on a terminal and on a page."""
+"""Overviews of switches (`overview.py`) are told in sentences: the same ones on a terminal and on a page."""
 
 from typing import Any, NamedTuple
 
