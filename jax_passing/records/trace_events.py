@@ -14,17 +14,21 @@ def trace_events(found: Diagnosis) -> Record:
     """Returns a document in the trace event format, with times in microseconds since 1970, by the clock of the lowest
     rank that is here."""
     events: list[Record] = []
+    ahead_s: dict[str, float] = {}
     for view in found.hosts.values():
         events += _of_host(view)
+        ahead_s[str(view.rank)] = view.ahead_s
     for number, switch in enumerate(found.switches):
-        events += _of_switch(switch, _SWITCH + number)
+        address = str(switch[OURS]["address"])
+        ahead_s[address] = _switch_ahead_s(found, switch)
+        events += _of_switch(switch, address, _SWITCH + number, ahead_s[address])
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
         "otherData": {
             "job": found.job,
             "epoch": found.epoch,
-            "clocks_ahead_us": {str(rank): round(1e6 * view.ahead_s, 3) for rank, view in found.hosts.items()},
+            "clocks_ahead_us": {name: round(1e6 * seconds, 3) for name, seconds in ahead_s.items()},
         },
     }
 
@@ -52,9 +56,34 @@ def _of_host(view: HostView) -> Iterator[Record]:
     yield from _instants(view.facts["events"], view.rank, us)
 
 
-def _of_switch(switch: Record, number: int) -> Iterator[Record]:
-    yield _named(number, f"switch {switch[OURS]['address']}")
-    yield from _instants(switch["events"], number, lambda ns: ns / 1e3)
+def _of_switch(switch: Record, address: str, number: int, ahead_s: float) -> Iterator[Record]:
+    yield _named(number, f"switch {address}")
+    yield from _instants(switch["events"], number, lambda ns: ns / 1e3 - 1e6 * ahead_s)
+
+
+def _switch_ahead_s(found: Diagnosis, switch: Record) -> float:
+    """Returns by how much a switch's clock is ahead, as NTP does (RFC 5905): each host has asked to join before the switch
+    noted that it joined, and has heard of the epoch's begin after the switch noted that. It is 0 if the records don't
+    reach back so far."""
+    at_most, at_least = [], []
+    joined = {event["rank"]: event["at"] for event in _of_epoch(switch["events"], "joined", found)}
+    began = [event["at"] for event in _of_epoch(switch["events"], "started", found)]
+    for view in found.hosts.values():
+        for heard in _of_epoch(view.facts["events"], "joined", found):
+            at_least += [at - (heard["at"] - view.ahead_s) for at in began]
+            asked = [
+                event["at"]
+                for event in view.facts["events"]
+                if event["kind"] == "asks" and event["job"] == found.job and event["at"] <= heard["at"]
+            ]
+            if asked and view.rank in joined:
+                at_most.append(joined[view.rank] - (max(asked) - view.ahead_s))
+    return (max(at_least) + min(at_most)) / 2 if at_least and at_most else 0.0
+
+
+def _of_epoch(events: Iterable[Record], kind: str, found: Diagnosis) -> list[Record]:
+    about = kind, found.job, found.epoch
+    return [event for event in events if (event["kind"], event["job"], event.get("epoch")) == about]
 
 
 def _instants(events: Iterable[Record], process: int, us: Any) -> Iterator[Record]:

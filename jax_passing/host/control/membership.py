@@ -327,6 +327,7 @@ class Membership:
         except PassingError as error:
             self._not_joined(error)
             return
+        self._context.note("asks", "asks to join")
         for each in self.shards:
             each.join(self._join(each))
         self._expect_welcomes(self._join_s + DEADLINE_GRACE_S)

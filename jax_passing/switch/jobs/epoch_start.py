@@ -214,9 +214,9 @@ class EpochStart:
             return
         epoch.on(Event.ALL_PREPARED)
         epoch.job.began = {join.instance for join in epoch.joined().values()}
-        self._welcome(epoch, above, secrets)
         self._counts["epochs_started"] += 1
-        self._chronicle.started(epoch)
+        self._chronicle.started(epoch)  # before hosts hear of it: traces align clocks by that
+        self._welcome(epoch, above, secrets)
 
     def _new_secrets(self, worker_count: int) -> Secrets:
         return Secrets([self._random_bytes() for _ in range(worker_count)], self._random_bytes())

@@ -3,6 +3,7 @@
 import pytest
 
 from jax_passing.records.diagnosis import diagnose
+from jax_passing.records.files import OURS
 from jax_passing.records.trace_events import trace_events
 from support.records.made import NOW, A, B, host, sum_of, switch
 
@@ -25,6 +26,20 @@ def test_clocks_are_aligned_by_the_results():
         assert second["ts"] == pytest.approx(first["ts"], abs=1)
         assert second["dur"] == pytest.approx(0.5e6, abs=1)
     assert spans(document, 0)[0]["ts"] == pytest.approx((NOW - 10.0) * 1e6, abs=1)
+
+
+@pytest.mark.parametrize(("epoch", "aligned"), [(5, True), (4, False)])
+def test_clocks_of_switches_are_aligned_by_the_messages_of_joining(epoch, aligned):
+    """The second host hears a second late that they begin, by a clock that is ahead itself."""
+    executions = [done(number, 10.0 - number) for number in range(5)]
+    second = host(1, executions, world_size=2, ahead_s=50.0)
+    next(event for event in second[OURS]["events"] if event["kind"] == "joined")["at"] += 1.0
+    at_switch = switch([(0, 1.0), (1, 1.0)], epoch=epoch, ahead_s=-30.0)
+    document = trace_events(diagnose([host(0, executions, world_size=2), second, at_switch]))
+    assert document["otherData"]["clocks_ahead_us"]["s:1"] == (pytest.approx(-30e6) if aligned else 0.0)
+    at = {one["name"]: one["ts"] for one in reversed(document["traceEvents"]) if one["ph"] == "i"}
+    after_us = -0.1e6 if aligned else -30.1e6
+    assert at["started: ranks 0, 1"] == pytest.approx(at["joined: joined"] + after_us, abs=1)
 
 
 def test_sums_that_overlap_have_rows_of_their_own():
@@ -54,7 +69,8 @@ def test_the_wait_for_devices_and_events_are_shown():
     assert devices["dur"] == pytest.approx(2e6, abs=1)
     assert whole["dur"] == pytest.approx(2.5e6, abs=1)
     instants = [one for one in document["traceEvents"] if one["ph"] == "i"]
-    assert [one["name"] for one in instants] == ["joined: joined", "started: ranks 0, 1"]
-    assert instants[1]["ts"] == pytest.approx((NOW - 7.0) * 1e6, abs=1)
+    names = ["asks: asks to join", "joined: joined", "started: ranks 0, 1", "joined: rank 0"]
+    assert [one["name"] for one in instants] == names
+    assert instants[2]["ts"] == pytest.approx((NOW - 100.1) * 1e6, abs=1)
     names = [one["args"]["name"] for one in document["traceEvents"] if one["ph"] == "M"]
     assert names == ["rank 0 (node0, 10.0.0.0)", "switch s:1"]

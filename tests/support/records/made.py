@@ -36,7 +36,8 @@ def sum_of(site_name, execution, state, ago_s, *, number=0, ended_ago_s=0.0, ste
 def host(rank, sums=(), *, world_size=3, events=(), gatherings=(), job="job", epoch=5, written_ago_s=0.0, ahead_s=0.0):
     """`events`: kind, seconds ago, text, facts. `ahead_s`: of its clock."""
     journal = Journal()
-    journal.note(900.0, "joined", job, "joined", rank=rank)
+    journal.note(899.0, "asks", job, "asks to join")
+    journal.note(900.0, "joined", job, "joined", rank=rank, epoch=epoch)
     for kind, ago_s, text, facts in events:
         journal.note(1000.0 - ago_s, kind, job, text, **facts)
     return of_host(
@@ -55,8 +56,8 @@ def host(rank, sums=(), *, world_size=3, events=(), gatherings=(), job="job", ep
     )
 
 
-def switch(members, job="job"):
-    """`members`: rank and seconds of silence of each."""
+def switch(members, job="job", *, epoch=5, ahead_s=0.0):
+    """`members`: rank and seconds of silence of each. `ahead_s`: of its clock. Messages take 0.1 s each way."""
     described = [
         {
             "ranks": [rank],
@@ -65,6 +66,13 @@ def switch(members, job="job"):
         }
         for rank, silent_s in members
     ]
-    about = {"kind": "switch", "written_at": NOW, "address": "s:1"}
-    events = [{"at": NOW - 7.0, "kind": "started", "job": job, "text": "ranks 0, 1"}]
-    return {"jobs": [{"job": job, "members": described}], "events": events, OURS: about}
+    of_epoch = {"job": job, "epoch": epoch}
+    events = [{"at": NOW - 100.1 + ahead_s, "kind": "started", "text": "ranks 0, 1", **of_epoch}]
+    for rank, _ in members:
+        about = {"kind": "joined", "text": f"rank {rank}", "rank": rank, **of_epoch}
+        events.append({"at": NOW - 100.9 + ahead_s, **about})
+    return {
+        "jobs": [{"job": job, "members": described}],
+        "events": events,
+        OURS: {"kind": "switch", "written_at": NOW, "address": "s:1"},
+    }
