@@ -62,9 +62,9 @@ def _of_switch(switch: Record, address: str, number: int, ahead_s: float) -> Ite
 
 
 def _switch_ahead_s(found: Diagnosis, switch: Record) -> float:
-    """Returns by how much a switch's clock is ahead, as NTP does (RFC 5905): each host has asked to join before the switch
-    noted that it joined, and has heard of the epoch's begin after the switch noted that. It is 0 if the records don't
-    reach back so far."""
+    """Returns by how much a switch's clock is ahead, as NTP does (RFC 5905): each host has asked to join before the
+    switch noted that it joined, and has heard of the epoch's begin after the switch noted that. It is 0 if the records
+    don't reach back so far."""
     at_most, at_least = [], []
     joined = {event["rank"]: event["at"] for event in _of_epoch(switch["events"], "joined", found)}
     began = [event["at"] for event in _of_epoch(switch["events"], "started", found)]
