@@ -187,10 +187,12 @@ class Failure:
         return issubclass(_BY_KIND.get(self.kind, PassingError), InterruptionError)
 
     def exception(self) -> PassingError:
-        """Makes a new exception each time: an exception that is raised twice would collect both tracebacks."""
+        """Makes a new exception each time: an exception that is raised twice would collect both tracebacks. Another host
+        may have written the text, which may have several lines."""
+        text = "\n".join(map(printable, self.message.split("\n")))
         if self.kind == HostLostError.__name__:
-            return HostLostError(self.message, self.ranks)
-        return _BY_KIND.get(self.kind, PassingError)(self.message)
+            return HostLostError(text, self.ranks)
+        return _BY_KIND.get(self.kind, PassingError)(text)
 
 
 def failure_of(error: PassingError) -> Failure:

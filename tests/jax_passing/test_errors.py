@@ -76,6 +76,11 @@ def test_failures_make_new_exceptions_each_time():
     assert type(Failure("FromTheFuture", "x").exception()) is errors.PassingError
 
 
+def test_another_hosts_text_leaves_the_terminal_alone():
+    error = Failure("HostLostError", "rank 1 \x1b[2Jsays\nwhy", (1,)).exception()
+    assert str(error).startswith("rank 1 \\x1b[2Jsays\nwhy")
+
+
 def test_errors_are_what_users_expect_to_catch():
     assert issubclass(errors.ConfigError, ValueError)
     assert issubclass(errors.UsageError, ValueError)
