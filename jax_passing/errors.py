@@ -187,8 +187,8 @@ class Failure:
         return issubclass(_BY_KIND.get(self.kind, PassingError), InterruptionError)
 
     def exception(self) -> PassingError:
-        """Makes a new exception each time: an exception that is raised twice would collect both tracebacks. Another host
-        may have written the text, which may have several lines."""
+        """Makes a new exception each time: an exception that is raised twice would collect both tracebacks. Another
+        host may have written the text, which may have several lines."""
         text = "\n".join(map(printable, self.message.split("\n")))
         if self.kind == HostLostError.__name__:
             return HostLostError(text, self.ranks)
