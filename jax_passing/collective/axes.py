@@ -23,6 +23,11 @@ def as_axes(axis_name: Any) -> Axes:
     return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
 
 
+def is_bound(axis_name: Any) -> bool:
+    """Tells whether the code being traced is within these axes."""
+    return all(map(named_axes.axis_exists, as_axes(axis_name)))
+
+
 class Extent(NamedTuple):
     """The extent of a collective over some axes.
 

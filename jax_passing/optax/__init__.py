@@ -16,7 +16,12 @@ from jax_passing.optax.diloco import diloco as diloco
 from jax_passing.optax.diloco import shared_params as shared_params
 from jax_passing.optax.finish import finish as finish
 from jax_passing.optax.local_sgd import local_sgd as local_sgd
+from jax_passing.optax.parts import Part as Part
+from jax_passing.optax.parts import deal as deal
+from jax_passing.optax.parts import gather as gather
+from jax_passing.optax.parts import part_specs as part_specs
 from jax_passing.optax.powersgd import powersgd as powersgd
 from jax_passing.optax.restart import restart as restart
 from jax_passing.optax.set_to_zero import set_to_zero as set_to_zero
+from jax_passing.optax.sharded import sharded as sharded
 from jax_passing.optax.stale import stale as stale

@@ -9,7 +9,7 @@ import pytest
 from support.jobs.cluster import COMPILED_FAST, digest, finish
 
 if TYPE_CHECKING:
-    from support.jobs.cluster import Cluster
+    from support.jobs.cluster import Cluster, Process
 
 # With the modules that the programs share with tests of one process.
 _PATHS = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -32,3 +32,18 @@ def test_the_hosts_that_are_left_go_on_without_residuals(cluster: "Cluster") -> 
     finish(started)
     for rank in (0, 2):
         assert "as many as 6 steps are right" in started[rank].text
+
+
+def state_of(started: "list[Process]") -> str:
+    (found,) = {process.wait_for(r"^state (\w+)$", 1)[1] for process in started}
+    return found
+
+
+def test_sharded_optimizers_are_those_of_whole_arrays_and_restored_on_other_hosts(
+    cluster: "Cluster", tmp_path: Path
+) -> None:
+    saved = cluster.run("optax/sharded.py", str(tmp_path), hosts=3, devices=2, env=ENVIRONMENT)
+    digest(saved)
+    restored = cluster.run("optax/sharded.py", str(tmp_path), "3", hosts=2, devices=1, env=ENVIRONMENT)
+    digest(restored)
+    assert state_of(saved) == state_of(restored)
