@@ -7,7 +7,16 @@ from msgspec import Meta
 
 from jax_passing.config import LEASE_S, RANKS_MAX, LeaseSeconds, Seconds
 from jax_passing.protocol.all_versions import Message
-from jax_passing.protocol.message_fields import Facts, MeetingId, Name, Rank, ShardSet, Version
+from jax_passing.protocol.message_fields import FactName, Facts, MeetingId, Name, Rank, Reason, ShardSet, Version
+
+
+class Interruption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A host's last epoch ended so: by this `kind` of error, with this text, at these switches, so long ago."""
+
+    kind: FactName
+    text: Reason
+    switches: Reason
+    ago_s: Annotated[float, Meta(ge=0, le=86400)]
 
 
 class Meet(Message, frozen=True):
@@ -25,7 +34,8 @@ class Meet(Message, frozen=True):
     before this one, too, and would rather meet there. `rehearses`: it hasn't compiled its programs yet, and does so by
     itself if the job runs without it. `started_as`: the rank that its launcher gave it. `lease_s`, `alike`: as in Join.
     `ready`: else it only says that it lives, and will wait. `dark`: those of its switches, as indices, that don't
-    answer, where the others may do.
+    answer, where the others may do. `interruption`: why it meets the others again. A switch where they didn't run
+    before knows it by nobody else.
     """
 
     protocol_version: Version
@@ -47,6 +57,7 @@ class Meet(Message, frozen=True):
     alike: Facts = msgspec.field(default_factory=dict)
     ready: bool = True
     dark: ShardSet = ()
+    interruption: Interruption | None = None
 
 
 class Rehearse(Message, frozen=True):

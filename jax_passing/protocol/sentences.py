@@ -121,9 +121,15 @@ def of_meeting(meeting: Document) -> str:
     return f"hosts wait to meet: {who}. {meeting['why']}"
 
 
-def of_end(end: Document) -> str:
+def _end(end: Document) -> str:
     ran = duration(end["ran_s"])
     return f"{duration(end['ago_s'])} ago: job {end['job']}, epoch {end['epoch']}, after {ran}: {_cut(end['why'])}"
+
+
+def ended(overview: Document) -> list[str]:
+    """Tells which epochs have ended, but those of which the recoveries tell."""
+    told = {(one["at"], one["job"], one["epoch_before"]) for one in overview["recoveries"]}
+    return [_end(end) for end in overview["ended"] if (end["at"], end["job"], end["epoch"]) not in told]
 
 
 def of_refusal(refusal: Document) -> str:
@@ -131,16 +137,13 @@ def of_refusal(refusal: Document) -> str:
 
 
 def of_recovery(recovery: Document) -> str:
-    ago, stood = duration(recovery["ago_s"]), f"{recovery['stood_s']:.2f} s"
-    if recovery["stood_s"] >= 10:
-        stood = duration(recovery["stood_s"])
-    epochs = f"epoch {recovery['epoch_before']} failed"
-    if recovery["epoch"] is None:
-        became = f"{epochs}, and it hasn't run again since"
-    else:
-        became = f"it stood for {stood}, as {epochs} and epoch {recovery['epoch']} followed"
+    epoch, stood_s = recovery["epoch"], recovery["stood_s"]
+    before = f", epoch {recovery['epoch_before']}" if recovery["epoch_before"] is not None else ""
+    stood = f"{stood_s:.2f} s" if stood_s < 10 else duration(stood_s)
+    became = f"stood for {stood} and runs in epoch {epoch}" if epoch is not None else "hasn't run again"
     culprit = f"{recovery['culprit']}: " if recovery["culprit"] else ""
-    return f"{ago} ago: job {recovery['job']}: {became}: {culprit}{_cut(recovery['why'])}"
+    why = recovery["why"].partition(". ")[0]  # what to do comes after it, which its hosts have done
+    return f"{duration(recovery['ago_s'])} ago: job {recovery['job']}{before}, {became}: {culprit}{_cut(why)}"
 
 
 def _cut(why: str) -> str:

@@ -30,7 +30,7 @@ def screen(overview: Document) -> RenderableType:
         parts += ["", Text("No jobs.")]
     for meeting in overview["meetings"]:
         parts += ["", *_titled("job ", meeting["job"], [Sentence(sentences.of_meeting(meeting))])]
-    parts += _listed("Ended", [sentences.of_end(end) for end in overview["ended"][:LINES_SHOWN]])
+    parts += _listed("Ended", sentences.ended(overview)[:LINES_SHOWN])
     recovered = [sentences.of_recovery(one) for one in overview["recoveries"][:LINES_SHOWN]]
     parts += _listed("Recoveries of the last hour", recovered)
     parts += _listed("Refused", [sentences.of_refusal(refusal) for refusal in overview["refusals"][:LINES_SHOWN]])

@@ -126,6 +126,7 @@ class Joining:
             case MemberFailed(member, failure) if self._has_joined and self._is_elastic and member is self._host:
                 self._receive(event)
                 assert self._meeting is not None
+                self._meeting.was_interrupted(failure, self._joined_as.switch or ())
                 self._meeting.attend(failure.ranks)
             case _:
                 self._receive(event)

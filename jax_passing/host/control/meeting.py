@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from jax_passing.errors import PassingError, SwitchUnreachableError
+from jax_passing.config import address_text
+from jax_passing.errors import Failure, PassingError, SwitchUnreachableError
 from jax_passing.host.control.contact import Contact
 from jax_passing.host.control.context import HostContext
 from jax_passing.host.control.meeting_point import MeetingPoint, Switches
@@ -75,6 +76,7 @@ class Meeting:
         # The last meeting whose hosts have all joined. The others know of no later one, perhaps, and would meet by its
         # numbers: a smaller one that came to nothing must not let fewer hosts train.
         self._begun: messages.Met | None = None
+        self._interruption: tuple[Failure, str, float] | None = None  # what ended the last epoch, where, and when
         self.is_on, self.is_ready = False, True
         self._points = [MeetingPoint(self, index, switches) for index, switches in enumerate(self.points)]
         self._open: Sequence[int] = ()  # where it may be this time
@@ -115,7 +117,12 @@ class Meeting:
 
     def has_begun(self) -> None:
         """Is called when all who have met have joined."""
-        self._begun = self.last
+        self._begun, self._interruption = self.last, None
+
+    def was_interrupted(self, failure: Failure, switches: Switches) -> None:
+        """Is called when the epoch that has begun has failed, which ran at these switches."""
+        where = " and ".join(address_text(*address) for address in switches)
+        self._interruption = failure, where, self.outside.now()
 
     def _begin(self) -> None:
         self.is_on = True
@@ -197,7 +204,15 @@ class Meeting:
             alike=alike.facts(settings, self._context.device_count),
             ready=self.is_ready,
             dark=self._dark,
+            interruption=self._told_interruption(),
         )
+
+    def _told_interruption(self) -> messages.Interruption | None:
+        if self._interruption is None:
+            return None
+        failure, where, at = self._interruption
+        text, where = failure.message[: messages.REASON_MAX], where[: messages.REASON_MAX]
+        return messages.Interruption(failure.kind, text, where, min(self.outside.now() - at, ATTEND_S))
 
     def tell_points(self) -> None:
         """Tells each meeting point whether this host waits at one that goes before it, once that is known."""

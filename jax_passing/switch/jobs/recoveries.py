@@ -19,17 +19,19 @@ KEPT_S = 3600.0
 REMEMBERED = 32  # of each job, so that one that fails again and again takes nothing of others
 JOBS_MAX = 64
 WHY_CHARACTERS_MAX = 500
+HEARD_S = 1.0  # by so much later hosts may hear of a failure than their switch
 # Upper ends of the classes in which standstills are counted, as Prometheus wants them.
 STOOD_S = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An epoch has ended so. `since`: when its last chunk stood still. `culprit`: names the ranks with their hosts."""
+    """An epoch has ended so. `since`: when its last chunk stood still. `epoch`: None if it ran at another switch.
+    `culprit`: names the ranks with their hosts, or the switch."""
 
     at: float
     since: float
-    epoch: int
+    epoch: int | None
     kind: str
     culprit: str
     ranks: tuple[int, ...]
@@ -73,6 +75,13 @@ class Recoveries:
         since = now - self._stood_still_s(epoch)
         _put_last(self._failed, epoch.job.name, Failure(now, since, epoch.number, failed.kind, culprit, ranks, why))
         return self._failed[epoch.job.name]
+
+    def heard(self, job: str, failure: Failure) -> None:
+        """Is called when hosts that meet here say why. What this switch has seen itself counts more, unless they ran
+        elsewhere since."""
+        own = self._failed.get(job)
+        if own is None or failure.at > own.at + HEARD_S:
+            _put_last(self._failed, job, failure)
 
     def _stood_still_s(self, epoch: Epoch) -> float:
         try:

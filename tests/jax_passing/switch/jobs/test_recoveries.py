@@ -1,5 +1,6 @@
 """A switch remembers which failures jobs have recovered from, who caused them, and for how long jobs stood."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +114,16 @@ def test_memory_is_bounded_and_a_job_takes_nothing_of_others(noted, clock):
         noted.failed(epoch(f"failed {number}", 1), LOST)
     assert len(noted.last(10_000)) == 2 * JOBS_MAX
     assert len(noted.last(5)) == 5
+
+
+def test_hosts_that_ran_elsewhere_since_know_better(noted, clock):
+    noted.failed(epoch("a", 1), LOST)
+    heard = noted.last(1)[0].failure
+    noted.heard("a", dataclasses.replace(heard, at=heard.at + 0.5, kind="SwitchLostError"))
+    assert noted.last(1)[0].failure == heard
+    later = dataclasses.replace(heard, at=heard.at + 60.0, kind="SwitchLostError")
+    noted.heard("a", later)
+    assert [one.failure for one in noted.last(9)] == [later]
 
 
 def test_standstills_are_counted_by_classes(noted, clock):
