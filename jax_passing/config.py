@@ -33,6 +33,7 @@ SWITCH_SETTINGS = (  # all of a switch's variables: any other name with this pre
     "listen",
     "metrics",
     "multicast",
+    "page",
     "parent",
     "slot_total",
     "slots_per_address",
@@ -229,10 +230,6 @@ _SOURCES = Sources(
 )
 
 
-def _no_process() -> tuple[int, int, str] | None:
-    return None
-
-
 def settings_given(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that are given somewhere, for callers that open no session: other settings may still be
     found when a session is opened. Raises ConfigError."""
@@ -247,7 +244,7 @@ def resolve(
     config: str | Path | None = None,
     *,
     environment: Mapping[str, str] = os.environ,
-    process_in_cluster: Callable[[], tuple[int, int, str] | None] = _no_process,
+    process_in_cluster: Callable[[], tuple[int, int, str] | None] = lambda: None,
 ) -> tuple[Settings, dict[str, str]]:
     """Resolves all settings and where each came from.
 

@@ -49,6 +49,7 @@ debian_packages() {
   if thorough; then
     wanted+=(spin libclang-rt-14-dev openmpi-bin tshark)
     wanted+=(prometheus)  # whose own service isn't used, and may be disabled
+    wanted+=(chromium fonts-dejavu-core)  # for the switch's web page
     wanted+=(python3-simgrid)  # for Debian's Python; virtual environments of the same version find it, too
     wanted+=(bazel-bootstrap bazel-rules-java bazel-rules-proto bazel-skylib)
   fi

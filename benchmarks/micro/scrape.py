@@ -19,12 +19,14 @@ from jax_passing.config import parse_address
 from jax_passing.metrics import exposition, http_server
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
+from jax_passing.switch.jobs.history import POINTS, Point
 from jax_passing.switch.server.control_server import ControlServer
 from jax_passing.switch.server.serve import _listen
 from jax_passing.switch.server.settings import SwitchSettings
 from jax_passing.switch.status import report
 from jax_passing.switch.status.families import families
 from jax_passing.switch.status.metrics_server import MetricsServer
+from jax_passing.switch.status.page_server import PageServer
 
 ALL_HERE = "all are here"
 
@@ -86,7 +88,7 @@ async def main(ranks: int, seconds: float) -> None:
     listener = _listen("127.0.0.1", 0)
     address = listener.getsockname()
     plane = SoftwareDataPlane(*address, slot_total=16384, lanes_per_chunk=360, multicast=False)
-    server = ControlServer(plane, SwitchSettings())
+    server = ControlServer(plane, SwitchSettings(page=("127.0.0.1", 0)))
     await server.listen(listener)
     members = child("--ranks", str(ranks), "--hosts-of", "{}:{}".format(*address))
     assert members.stdout is not None
@@ -101,6 +103,12 @@ async def main(ranks: int, seconds: float) -> None:
         text = exposition.written(lambda: families(document), "")
         print(f"  on a thread, {len(text.body)} bytes of text: ", end="")
         print(f"{median_ms(lambda: exposition.written(lambda: families(document), '')):.2f} ms")
+        assert server.plane.history is not None
+        page = PageServer(told, server.plane.history, "127.0.0.1", "127.0.0.1:7171")
+        points = {"train": [Point(0.0, 1.0, 0.5, 1, 0.1, 3.0)] * POINTS}
+        shown = page._write(document, points, 0.0)
+        print(f"  on a thread, {len(shown.body)} bytes of JSON for the page: ", end="")
+        print(f"{median_ms(lambda: page._write(document, points, 0.0)):.2f} ms")
         metrics = http_server.listen("127.0.0.1", 0)
         await MetricsServer(told).serve(metrics)
         print(f"lateness of the loop in {seconds:g} s, shares of all wake-ups:")

@@ -93,6 +93,14 @@ def switch(
             show_default="none",
         ),
     ] = None,
+    page: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[HOST:]PORT",
+            help="Show how the switch and its jobs are doing on a web page. A port alone is for this machine.",
+            show_default="none",
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", help="Log each rank that joins or leaves, too.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Log only what is wrong, not how jobs begin and end.")] = False,
     log_format: Annotated[

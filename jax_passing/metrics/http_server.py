@@ -3,10 +3,12 @@ time and the memory that a caller takes, and gives each connection one answer.""
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import os
+import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -22,23 +24,26 @@ REQUEST_S = 10.0  # from the first byte of the question to the last one of the a
 
 @dataclass(frozen=True)
 class Response:
+    """An answer. `headers`: lines besides those that each answer has."""
+
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     status: HTTPStatus = HTTPStatus.OK
+    headers: tuple[str, ...] = ()
 
 
 Route = Callable[[str], Awaitable[Response]]  # is given what the caller accepts
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Returns a listening socket. Raises ConfigError."""
+def listen(host: str, port: int, what: str = "tell metrics") -> socket.socket:
+    """Returns a listening socket. `what`: it is for, in words. Raises ConfigError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server((str(address[0]), port), family=family)
     except OSError as error:
         why = os.strerror(error.errno or 0) if error.errno in errno.errorcode else error.strerror
         raise ConfigError(
-            f"Can't tell metrics at {address_text(host, port)}: {why}. Give an address of this machine, and a port "
+            f"Can't {what} at {address_text(host, port)}: {why}. Give an address of this machine, and a port "
             "of its own to each process (port 0 takes any that is free)."
         ) from error
 
@@ -46,8 +51,10 @@ def listen(host: str, port: int) -> socket.socket:
 class HttpServer:
     """Answers GET and HEAD by `routes`, which have a path each."""
 
-    def __init__(self, routes: Mapping[str, Route]):
-        self._routes = dict(routes)
+    def __init__(self, routes: Mapping[str, Route], what: str = "metrics", names: Collection[str] | None = None):
+        """`what`: there is, in a word. `names`: by which alone callers may call this server, besides addresses; None:
+        by any."""
+        self._routes, self._what, self._names = dict(routes), what, names
         self._connections: dict[asyncio.StreamWriter, bool] = {}  # the oldest first; whether we owe it an answer now
         self._server: asyncio.Server | None = None
 
@@ -55,7 +62,7 @@ class HttpServer:
         """Serves from now on, in this event loop. Takes the socket."""
         self._server = await asyncio.start_server(self._on_connection, sock=listener, limit=REQUEST_BYTES_MAX)
         address = address_text(*listener.getsockname()[:2])
-        log.info("metrics at http://%s: %s", address, ", ".join(self._routes))
+        log.info("%s at http://%s: %s", self._what, address, ", ".join(self._routes))
 
     def close(self) -> None:
         if self._server is not None:
@@ -79,6 +86,8 @@ class HttpServer:
                 await writer.wait_closed()  # until then the event loop keeps the rest of the answer
         except (OSError, EOFError):  # it was too slow, or is gone
             pass
+        except asyncio.CancelledError:  # the event loop ends; asyncio of Python 3.11 would write a traceback
+            pass
         finally:
             writer.transport.abort()
             self._connections.pop(writer, None)
@@ -100,6 +109,10 @@ class HttpServer:
         path = rest.partition(" ")[0].partition("?")[0]
         if method not in ("GET", "HEAD"):
             return _written(_problem(HTTPStatus.METHOD_NOT_ALLOWED), has_body=True)
+        if self._names is not None and not _is_called(_value_of("host", headers), self._names):
+            # The browser of somebody who may reach us was led here by the name of a stranger's page, which would read
+            # our answer as its own (DNS rebinding).
+            return _written(_problem(HTTPStatus.MISDIRECTED_REQUEST), has_body=method == "GET")
         if (route := self._routes.get(path)) is None:
             return _written(_problem(HTTPStatus.NOT_FOUND, ", ".join(self._routes)), has_body=method == "GET")
         try:
@@ -108,6 +121,16 @@ class HttpServer:
             log.exception("%s can't be told", path)
             response = _problem(HTTPStatus.INTERNAL_SERVER_ERROR)
         return _written(response, has_body=method == "GET")
+
+
+def _is_called(host: str, names: Collection[str]) -> bool:
+    """Says whether this header calls us by an address, or by one of these names."""
+    name = re.sub(r":\d*\Z", "", host).lower()
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return name in names
+    return True
 
 
 async def _request(reader: asyncio.StreamReader) -> str | None:
@@ -138,5 +161,6 @@ def _written(response: Response, *, has_body: bool) -> bytes:
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
         "Connection: close",
+        *response.headers,
     ]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + (response.body if has_body else b"")

@@ -37,9 +37,15 @@ class _Sample:
 class Recent:
     """Knows of each running epoch what it has counted up to a minute ago."""
 
-    def __init__(self, data_plane: DataPlane, on_waiting: Callable[[Epoch, WaitingChunk], None]):
-        """`on_waiting`: is told, each time somebody looks, of the chunk of a job that has waited longest."""
-        self._data_plane, self._on_waiting = data_plane, on_waiting
+    def __init__(
+        self,
+        data_plane: DataPlane,
+        on_waiting: Callable[[Epoch, WaitingChunk], None],
+        on_counted: Callable[[Epoch, Counted, float], None] | None = None,
+    ):
+        """Is told each time somebody looks: `on_waiting` of the chunk of a job that has waited longest, `on_counted` of
+        what was counted since the last time."""
+        self._data_plane, self._on_waiting, self._on_counted = data_plane, on_waiting, on_counted
         self._samples: dict[_Key, deque[_Sample]] = {}
         self._next = 0.0
 
@@ -52,6 +58,9 @@ class Recent:
         self._samples = {key: self._samples.get(key, deque(maxlen=SAMPLES)) for key in running}
         for key, epoch in running.items():
             if (counts := self._counts(epoch)) is not None:
+                if self._on_counted is not None:
+                    before = self._samples[key][-1] if self._samples[key] else _beginning(epoch, counts, now)
+                    self._on_counted(epoch, _since(before, counts, now), now)
                 self._samples[key].append(_Sample(now, counts))
                 if counts.oldest is not None:
                     self._on_waiting(epoch, counts.oldest)
@@ -62,7 +71,7 @@ class Recent:
         counts = self._counts(epoch)
         if counts is None:
             return None
-        beginning = _Sample(min(epoch.since, now), JobCounts(0, 0, 0, None, (WorkerCounts(),) * len(counts.workers)))
+        beginning = _beginning(epoch, counts, now)
         samples = [beginning, *self._samples.get(_key(epoch), ())]
         before = [sample for sample in samples if sample.at <= now - SAMPLE_S] or samples[:1]
         within = [sample for sample in samples if sample.at >= now - WINDOW_S] or samples[-1:]
@@ -78,6 +87,11 @@ class Recent:
 
 def _key(epoch: Epoch) -> _Key:
     return epoch.job.number, epoch.number
+
+
+def _beginning(epoch: Epoch, counts: JobCounts, now: float) -> _Sample:
+    """Returns what had been counted when the epoch began."""
+    return _Sample(min(epoch.since, now), JobCounts(0, 0, 0, None, (WorkerCounts(),) * len(counts.workers)))
 
 
 def _since(sample: _Sample, counts: JobCounts, now: float) -> Counted:

@@ -14,6 +14,7 @@ from jax_passing.protocol.outside import Connection, Outside
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.admission import Abilities, RefusalError, check_version, rank_of_host
 from jax_passing.switch.jobs.epochs import Epoch, Member
+from jax_passing.switch.jobs.history import History
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX, JOBS_PER_ADDRESS_MIN, ConnectionQuota
 from jax_passing.switch.jobs.recent import Recent
@@ -36,6 +37,7 @@ class ControlPlane:
       instance: tells this start of this switch from any other.
       jobs, meetings, quota, dispatcher, outside, lease_s, counts, report, operator: what conversations with members
         need (`member_conversation.py`).
+      history: of jobs, if a page shows it.
       lives: of those who have joined or have a seat, and have no lifeline yet, by their tokens.
     """
 
@@ -74,7 +76,9 @@ class ControlPlane:
         self.lives: dict[str, Life] = {}
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
         self.operator = Operator(self.jobs, self.meetings)
-        recent = Recent(data_plane, self.jobs.chronicle.waits)
+        self.history = None if settings.page is None else History()
+        on_counted = None if self.history is None else self.history.add
+        recent = Recent(data_plane, self.jobs.chronicle.waits, on_counted)
         self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s, recent)
         self.counts: Counter[str] = Counter() if counts is None else counts
         self.report = Report(

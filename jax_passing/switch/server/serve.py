@@ -33,6 +33,7 @@ from jax_passing.switch.server.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from jax_passing.switch.status.metrics_server import MetricsServer
+    from jax_passing.switch.status.page_server import PageServer
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -145,6 +146,24 @@ async def _serve_metrics(listener: socket.socket, server: ControlServer) -> "Met
     return metrics
 
 
+def _open_page(settings: SwitchSettings) -> socket.socket | None:
+    """Opens where the page is shown, if anywhere. Raises ConfigError."""
+    if settings.page is None:
+        return None
+    from jax_passing.switch.status import page_server
+
+    return page_server.listen(*settings.page)
+
+
+async def _serve_page(listener: socket.socket, server: ControlServer, host: str, address: str) -> "PageServer":
+    from jax_passing.switch.status.page_server import PageServer
+
+    assert server.plane.history is not None
+    page = PageServer(server.plane.report, server.plane.history, host, address)
+    await page.serve(listener)
+    return page
+
+
 async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
@@ -153,7 +172,7 @@ async def serve(
 ) -> dict[str, int]:
     """Serves until `stop` is set; returns counters. Calls `on_listening` once hosts may come. `counts`: others'
     counters, which are told with those of the switch."""
-    metrics = _open_metrics(settings)
+    metrics, page = _open_metrics(settings), _open_page(settings)
     switch_key = keys.read_key(settings.key_file, keys.SWITCH)
     connections_max = connections_that_fit(has_parent=settings.parent is not None)
     listener, data_plane = _open(settings)
@@ -163,15 +182,17 @@ async def serve(
             log.info("%s", _banner(settings, data_plane, address))
             server = ControlServer(data_plane, settings, switch_key, connections_max, counts)
             await server.listen(listener)
-            told = None if metrics is None else await _serve_metrics(metrics, server)
+            told: list[MetricsServer | PageServer] = [] if metrics is None else [await _serve_metrics(metrics, server)]
+            if page is not None and settings.page is not None:
+                told.append(await _serve_page(page, server, settings.page[0], address))
 
             def reload() -> None:
                 server.plane.change_key(keys.read_key(settings.key_file, keys.SWITCH))
 
             on_listening(Running(address, lambda: {**server.stats(), **data_plane.stats()}, reload))
             await stop.wait()
-            if told is not None:
-                told.close()
+            for each in told:
+                each.close()
             await server.shut_down()
             return {**server.stats(), **data_plane.stats()}
         finally:

@@ -62,6 +62,8 @@ class SwitchSettings:
     the same one. None: anybody may join."""
     metrics: Local | None = None
     """Where the switch tells its metrics, and whether it admits jobs, by HTTP; None: nowhere."""
+    page: Local | None = None
+    """Where a web page shows what the switch and its jobs are doing; None: nowhere."""
 
 
 def resolve(

@@ -69,6 +69,14 @@ class Report:
         self._events: dict[str | None, msgspec.Raw] = {}  # as old as the document, by their job
         self._asked_hosts_at: dict[str, float] = {}  # by their jobs
 
+    @property
+    def has_key(self) -> bool:
+        return self._facts.has_key
+
+    def now(self) -> float:
+        """Returns the time by which the document counts."""
+        return self._outside.now()
+
     def answer(self, query: messages.StatusQuery, job: str | None) -> messages.Status:
         """Returns what to tell who asks: the document, with the last events if flight records are wanted. Then the
         hosts are asked to write theirs. `job`: the only one of which the other may know."""

@@ -1,0 +1,60 @@
+"""The switch remembers for some minutes how fast jobs were and whom they waited for, if it has a page that shows it."""
+
+import statistics
+from collections import deque
+from typing import NamedTuple
+
+from jax_passing.switch.jobs.epochs import Epoch
+from jax_passing.switch.jobs.recent import SAMPLE_S, Counted
+
+SPAN_S = 600.0
+POINTS = round(SPAN_S / SAMPLE_S)
+JOBS_MAX = 64
+_LANE_BYTES = 4
+
+
+class Point(NamedTuple):
+    """In the seconds before `at` a job did this.
+
+    Attributes:
+      latest_share: the share of the time in which others waited for the rank for which they waited longest, `latest`.
+      usual_share: the same of the rank in the middle.
+      resends: a second.
+    """
+
+    at: float
+    goodput_gbit: float
+    latest_share: float
+    latest: int
+    usual_share: float
+    resends: float
+
+
+class History:
+    """Has the last minutes of each job, in whatever epochs."""
+
+    def __init__(self) -> None:
+        self._by_job: dict[str, deque[Point]] = {}  # the one that was noted last is the last
+
+    def add(self, epoch: Epoch, counted: Counted, now: float) -> None:
+        counts, seconds = counted.counts, counted.seconds
+        shares = [min(1.0, worker.waited_us / 1e6 / seconds) for worker in counts.workers]
+        latest = max(range(len(shares)), key=shares.__getitem__)
+        point = Point(
+            at=now,
+            goodput_gbit=counts.lanes * _LANE_BYTES * 8 / seconds / 1e9,
+            latest_share=shares[latest],
+            latest=epoch.workers()[latest].rank,
+            usual_share=statistics.median_low(shares),
+            resends=sum(worker.resends for worker in counts.workers) / seconds,
+        )
+        points = self._by_job.pop(epoch.job.name, None) or deque(maxlen=POINTS)
+        points.append(point)
+        if len(self._by_job) >= JOBS_MAX:
+            del self._by_job[next(iter(self._by_job))]
+        self._by_job[epoch.job.name] = points
+
+    def points(self, now: float) -> dict[str, list[Point]]:
+        """Returns those of the last minutes, by the job, the newest last."""
+        recent = {job: [point for point in points if now - point.at <= SPAN_S] for job, points in self._by_job.items()}
+        return {job: points for job, points in recent.items() if points}
