@@ -5,7 +5,9 @@ texts, which come from hosts.
 """
 
 import asyncio
+import bisect
 import ipaddress
+import itertools
 import logging
 import socket
 import time
@@ -24,6 +26,9 @@ from jax_passing.switch.jobs.recent import SAMPLE_S
 from jax_passing.switch.status.report import Report
 
 log = logging.getLogger("jax_passing.switch")
+
+JOBS_MAX = 64
+RANKS_MAX = 2048  # of all of them
 
 _HEADERS = (
     "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -75,7 +80,9 @@ class PageServer:
             return self._written
 
     def _write(self, document: Document, points: dict[str, list[Point]], now: float) -> Response:
-        seen = sentences.readable(overview({self._switch: document}))
+        shown, left_out = _bounded(document)
+        seen = sentences.readable(overview({self._switch: shown}))
+        seen["left_out"] = left_out
         time.sleep(0)  # more urgent threads have their turn
         seen["refused_for"] = document["refused_for"]
         seen["sentences"] = _sentences(seen)
@@ -85,6 +92,21 @@ class PageServer:
             by_job.setdefault(name, [(now - at, *values) for at, *values in several])
         seen["history"] = {"span_s": SPAN_S, "step_s": SAMPLE_S, "jobs": by_job}
         return Response(msgspec.json.encode(seen), "application/json", headers=_HEADERS)
+
+
+def _bounded(document: Document) -> tuple[Document, Document]:
+    """Leaves as many jobs and ranks as somebody looks at, and strangers may make any number of them. Jobs that have run
+    longest come first. Returns how much is left out, too."""
+    jobs = sorted(document["jobs"], key=lambda job: (job["state"] != "running", -job["for_s"]))
+    room = RANKS_MAX
+    shown = []
+    for job in jobs[:JOBS_MAX]:
+        after = list(itertools.accumulate(len(member["ranks"]) for member in job["members"]))
+        members = job["members"][: bisect.bisect_right(after, room)]
+        room -= after[len(members) - 1] if members else 0
+        shown.append({**job, "members": members})
+    ranks = sum(len(member["ranks"]) for job in jobs for member in job["members"]) - (RANKS_MAX - room)
+    return {**document, "jobs": shown}, {"jobs": len(jobs) - len(shown), "ranks": ranks}
 
 
 def _sentences(seen: Document) -> Document:

@@ -236,6 +236,10 @@ function listed(title, items) {
   return items.length ? html("section", {}, html("h3", {}, title), html("ul", {}, ...items)) : "";
 }
 
+function leftOut({ jobs, ranks }) {
+  return `${jobs} more jobs, and ${ranks} more ranks, aren't shown here: jax-passing status --json has all.`;
+}
+
 function show(seen) {
   const [own] = seen.switches, told = seen.sentences, main = find("main");
   find("#address").textContent = own.address;
@@ -249,6 +253,7 @@ function show(seen) {
         `${own.slots_used} used, ${own.slots - own.slots_used} free`)),
     ...seen.jobs.map((each, index) => job(each, told.jobs[index], seen, width)),
     ...(seen.jobs.length ? [] : [html("section", {}, html("p", { class: "faint" }, "No jobs."))]),
+    seen.left_out.jobs + seen.left_out.ranks ? sentence([leftOut(seen.left_out), "note"]) : "",
     listed("Hosts that wait to meet", lines(told.meetings)),
     listed("Recoveries of the last hour", lines(told.recoveries)),
     listed(`Refused${refusals.length ? ` (${refusals.join(", ")})` : ""}`, lines(told.refusals)),

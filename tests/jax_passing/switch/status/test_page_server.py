@@ -56,6 +56,7 @@ async def test_it_tells_what_the_status_tells(switch):
     assert "Content-Type: application/json" in head
     seen = json.loads(body)
     told, history, by_reason = seen.pop("sentences"), seen.pop("history"), seen.pop("refused_for")
+    assert seen.pop("left_out") == {"jobs": 0, "ranks": 0}
     document = switch.plane.report._made  # a slow machine would make another one
     assert seen == json.loads(json.dumps(overview({"10.0.0.1:7171": document})))
     assert by_reason == document["refused_for"]
@@ -167,6 +168,21 @@ async def test_texts_of_strangers_move_nothing(switch):
     assert seen["jobs"][0]["job"] == "<img src=x onerror=alert(1)>\\u202e"
     script = (files("jax_passing.switch.status") / "page" / "page.js").read_text()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|srcdoc", script)
+
+
+def test_no_more_is_shown_than_somebody_looks_at():
+    def job(name, state, for_s, *sizes):
+        members = [{"ranks": list(range(size))} for size in sizes]
+        return {"job": name, "state": state, "for_s": for_s, "members": members}
+
+    forming = [job(f"forming {number}", "forming", 9.0, 1) for number in range(page_server.JOBS_MAX + 2)]
+    jobs = [*forming, job("old", "running", 8.0, 1024, 1000), job("older", "running", 9.0, 20, 5, 1)]
+    shown, left_out = page_server._bounded({"jobs": jobs, "more": 1})
+    assert shown["more"] == 1
+    assert [each["job"] for each in shown["jobs"][:3]] == ["older", "old", "forming 0"]
+    assert [len(each["members"]) for each in shown["jobs"][:2]] == [3, 1]
+    assert len(shown["jobs"]) == page_server.JOBS_MAX
+    assert left_out == {"jobs": 4, "ranks": 1000 + 4}
 
 
 @scenario(**with_page)
