@@ -58,9 +58,9 @@ def trained(given, params, state):
     return shared_params(state, params) if given.pace[0] == "diloco" else params
 
 
-def end(state, mesh):
-    """Waits for the sums that are still on their way."""
-    return jax.jit(jax.shard_map(finish, mesh=mesh, in_specs=P(), out_specs=P()))(state)
+def end(state, mesh, specs=P()):
+    """Waits for the sums that are still on their way. `specs`: where the state lies."""
+    return jax.jit(jax.shard_map(finish, mesh=mesh, in_specs=(specs,), out_specs=specs))(state)
 
 
 def promises_same_bits(given):

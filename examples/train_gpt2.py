@@ -5,13 +5,16 @@
 Run by itself (python examples/train_gpt2.py) it is the same program in a world of one host. It takes whatever devices
 JAX finds. The text is a file (--text), or all sources of Python's standard library; a token is a byte, in every size.
 Parameters are kept in float32. A step computes with bfloat16 copies of them, so gradients travel in two bytes each, or
-in fewer with --wire-dtype int8; and hosts wait for each other less often with --pace diloco:20. --help has more.
+in fewer with --wire-dtype int8; and hosts wait for each other less often with --pace diloco:20. With --shard each
+device keeps its part of the parameters and of the optimizer's state alone. --help has more.
 
 At the end rank 0 reports:
 
 - held out: the loss on rows of text that is left out of the training, and the step and the time of training after
   which it first fell to --target.
 - speed: tokens of all hosts a second, while training, with all that belongs to it.
+- state: the bytes of the parameters and of the optimizer's state that a host keeps between two steps, on all of its
+  devices together.
 - MFU, model FLOP utilisation: the FLOPs that the model needs for these tokens, over the peak of the devices. A token
   needs 6 N + 12 layers x width x context of them, with N parameters (Chowdhery et al., PaLM, JMLR 2023, appendix B).
   The peak is in the data sheet of some GPUs, or given (--peak-tflops), or else that of a matrix product, measured here.
@@ -38,6 +41,7 @@ from jax.sharding import PartitionSpec as P
 
 import fewer_bytes
 import jax_passing
+from jax_passing.optax import deal, gather, part_specs, sharded
 from models import gpt2
 
 SIZES = {  # with the learning rates of Brown et al., Language Models are Few-Shot Learners (2020), table 2.1
@@ -56,7 +60,7 @@ PEAKS = {  # TFLOP/s of dense bfloat16 in NVIDIA's data sheets, by a part of the
     "A100": 312,
 }
 WARM_UPS = 3  # steps that compile, and learn the order of sums
-ALIKE = ("size", "rows", "steps", "wire_dtype", "powersgd", "pace", "dtype", "seed")  # of all hosts
+ALIKE = ("size", "rows", "steps", "wire_dtype", "powersgd", "pace", "shard", "dtype", "seed")  # of all hosts
 PAIRS = 10  # of steps with sums and without, to compare
 LOOK_STEPS = 20  # between looks at the validation's loss
 TARGET = 2.5
@@ -107,16 +111,23 @@ def overlap(loss_of):
     return jax_passing.overlap(loss_of, "d")
 
 
-def make_step(loss_of, mesh, sums=True, value_and_grad=overlap, dtype="bfloat16"):
-    """A step of training, (state, batch) -> (state, losses of the host's devices), or the same without any sum."""
+def make_step(loss_of, mesh, sums=True, value_and_grad=overlap, dtype="bfloat16", parts=None):
+    """A step of training, (state, batch) -> (state, losses of the host's devices), or the same without any sum.
+
+    `parts`: where the state lies if it is dealt. Then copies of the parameters are gathered, and the optimizer gets
+    gradients as they are."""
 
     def step(state, batch):
         halves = jax.tree.map(lambda x: x.astype(dtype), state.params)
+        if parts is not None:
+            halves = gather(halves, "d")
         # Unless another way is chosen, overlap; or each device's own loss and gradients, which nobody sums.
         loss, grads = (value_and_grad if sums else jax.value_and_grad)(loss_of)(halves, batch)
-        return state.apply_gradients(grads=jax.tree.map(lambda x: x.astype(jnp.float32), grads)), loss[None]
+        if parts is None:
+            grads = jax.tree.map(lambda x: x.astype(jnp.float32), grads)
+        return state.apply_gradients(grads=grads), loss[None]
 
-    here, split = P(), P("d")
+    here, split = P() if parts is None else parts, P("d")
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(here, split), out_specs=(here, split), check_vma=sums)
     return jax.jit(mapped, donate_argnums=0)
 
@@ -164,19 +175,30 @@ def main(session, given, text):
     peak_flops, source = peak_flops_of(devices, given.peak_tflops)
 
     with_aux = gpt2.loss_of(model)
-    value_and_grad, optimizer = fewer_bytes.choose(
-        given, optax.adam(optax.cosine_decay_schedule(rate, given.steps)), "d"
-    )
-    steps = {
-        name: make_step(lambda params, batch: with_aux(params, batch)[0], mesh, sums, value_and_grad, given.dtype)
-        for name, sums in (("sums", True), ("no sums", False))
-    }
+    adam = optax.adam(optax.cosine_decay_schedule(rate, given.steps))
+    if given.shard:  # the optimizer sums, and makes what has travelled wide again
+        wide = optax.stateless(lambda grads, _: jax.tree.map(lambda x: x.astype(jnp.float32), grads))
+        value_and_grad, optimizer = fewer_bytes.own_gradients("d"), sharded(optax.chain(wide, adam), "d", mesh)
+    else:
+        value_and_grad, optimizer = fewer_bytes.choose(given, adam, "d")
     validate = jax.jit(lambda params: with_aux(params, validation)[0])
     example = jnp.zeros((1, config.context), jnp.int32)
     params = jax.jit(lambda: model.init(jax.random.key(given.seed), example)["params"])()
     parameter_count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    params = jax.device_put(params, jax.sharding.NamedSharding(mesh, P()))
+    if given.shard:
+        params = deal(params, "d", mesh)
     state = TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)
-    state = jax.device_put(state, jax.sharding.NamedSharding(mesh, P()))
+    specs = part_specs(state, "d")
+    state = jax.device_put(state, jax.tree.map(lambda spec: jax.sharding.NamedSharding(mesh, spec), specs))
+    state_bytes = sum(part.data.nbytes for leaf in jax.tree.leaves(state) for part in leaf.addressable_shards)
+    steps = {
+        name: make_step(
+            lambda params, batch: with_aux(params, batch)[0], mesh, sums, value_and_grad, given.dtype,
+            specs if given.shard else None,
+        )
+        for name, sums in (("sums", True), ("no sums", False))
+    }  # fmt: skip
 
     first_loss = last_loss = reached = None
     seconds = 0.0  # neither compiling nor looking counts as training
@@ -194,15 +216,16 @@ def main(session, given, text):
         if number > WARM_UPS and (number % LOOK_STEPS == 0 or number == given.steps):
             jax.block_until_ready(state)
             seconds += time.perf_counter() - began
+            whole = gather(state.params, "d", mesh)  # by all hosts
             if session.rank == 0:
-                held_out = float(validate(fewer_bytes.trained(given, state.params, state.opt_state)))
+                held_out = float(validate(fewer_bytes.trained(given, whole, state.opt_state)))
                 if reached is None and held_out <= given.target:
                     reached = number, seconds
             began = time.perf_counter()
-    state = fewer_bytes.end(state, mesh)
+    state = fewer_bytes.end(state, mesh, specs)
     stats = session.stats()
     step_s = seconds / (given.steps - WARM_UPS)
-    times_s = measure(steps, state, next(own)) if fewer_bytes.overlaps(given) else None
+    times_s = measure(steps, state, next(own)) if fewer_bytes.overlaps(given) and not given.shard else None
     if session.rank != 0:
         return
 
@@ -214,6 +237,7 @@ def main(session, given, text):
     print(f"loss     {first_loss:.4f} in step 1, {last_loss:.4f} in step {given.steps}")
     print(f"held out {held_out:.4f} is the loss on text not trained on; {given.target:g}: {first}")
     print(f"speed    {session.world_size * tokens / step_s:.0f} tokens/s, {step_s:.4f} s a step")
+    print(f"state    {state_bytes / 1e6:.2f} MB on each host")
     print(f"moved    {stats['bytes_sent'] / 1e6:.2f} MB sent by each host")
     print(f"MFU      {tokens * token_flops / step_s / peak_flops:.2%} of {peak_flops / 1e12:.3g} TFLOP/s, {source}")
     if times_s is not None:
@@ -233,8 +257,11 @@ if __name__ == "__main__":
     add("--text", type=Path, metavar="FILE", help="to learn (Python's standard library), the same on all hosts")
     add("--peak-tflops", type=float, help="of a device, in bfloat16")
     add("--target", type=float, default=TARGET, help=f"a loss on text not trained on ({TARGET:g})")
+    add("--shard", action="store_true", help="each device has its part of parameters and of the optimizer's state")
     fewer_bytes.add_options(parser, dtype="bfloat16")
     given = fewer_bytes.parse(parser)
+    if given.shard and not (fewer_bytes.overlaps(given) and given.wire_dtype == "full"):
+        parser.error("--shard goes with none of --pace, --powersgd and --wire-dtype")
     if given.steps <= WARM_UPS:
         parser.error(f"--steps {given.steps}: the first {WARM_UPS} aren't timed, so there must be more")
     if given.rows < 1 or (given.peak_tflops is not None and not given.peak_tflops > 0):

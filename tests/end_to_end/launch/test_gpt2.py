@@ -57,12 +57,29 @@ def test_two_hosts_learn_as_one_and_report() -> None:
         assert f"of cpu on each of {hosts} hosts" in process.text
 
 
+def test_two_hosts_that_shard_learn_the_same_and_keep_a_part_each() -> None:
+    """Four devices together keep the parameters and Adam's two moments once, but for padding."""
+    text = ["--rows", "4", "--steps", str(STEPS), "--text", str(PROGRAM.parent.parent / "LICENSE")]
+    command = [*PASSING, "run", "--hosts", "2", "--devices-per-host", "2", str(PROGRAM), *text]
+    plain, shard = Process(command, BESIDE), Process([*command, "--shard"], BESIDE)
+    try:
+        finish([plain, shard])
+    finally:
+        plain.stop()
+        shard.stop()
+    held_out = [number(process, r"held out ([\d.]+)") for process in (plain, shard)]  # losses are rank 0's own here
+    assert held_out[1] == pytest.approx(held_out[0], abs=BOUND)
+    state = {process: number(process, r"state +([\d.]+) MB on each host") for process in (plain, shard)}
+    assert state[plain] / 4 <= state[shard] + 0.005 <= 1.05 * state[plain] / 4 + 0.01  # as far as it is printed
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
         (["--rows", "0"], "--rows and --peak-tflops are above 0"),
         (["--peak-tflops", "nan"], "--rows and --peak-tflops are above 0"),
         (["--text", "{short}"], "one to train on and one to validate, and there are 64"),
+        (["--shard", "--pace", "stale:1"], "--shard goes with none of --pace"),
         (["--text", "{empty}"], "one to train on and one to validate, and there are 0"),
     ],
 )
