@@ -1,11 +1,13 @@
 """The switch remembers how jobs have recovered: a failure ended an epoch, and then another one began."""
 
+import heapq
+import itertools
 import logging
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import TypeVar
 
-from jax_passing.errors import PassingError, is_kind
+from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside
 from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
@@ -79,6 +81,8 @@ class Recoveries:
     def heard(self, job: str, failure: Failure) -> None:
         """Is called when hosts that meet here say why. What this switch has seen itself counts more, unless they ran
         elsewhere since."""
+        if not is_kind(failure.kind):  # metrics count by it
+            return
         own = self._failed.get(job)
         if own is None or failure.at > own.at + HEARD_S:
             _put_last(self._failed, job, failure)
@@ -98,7 +102,7 @@ class Recoveries:
         if failure is None or now - failure.at > KEPT_S:
             return None
         recovery = Recovery(now, job, failure, epoch.number, now - failure.since)
-        kind = failure.kind if is_kind(failure.kind) else PassingError.__name__  # metrics have few
+        kind = failure.kind
         self.counted[kind] += 1
         self.stood_s[kind] += recovery.stood_s
         self.classes[kind, sum(recovery.stood_s > end for end in STOOD_S)] += 1
@@ -110,10 +114,11 @@ class Recoveries:
     def last(self, most: int) -> list[Recovery]:
         """Returns those of the last hour, the last first, with those that are awaited still."""
         now = self._outside.now()
-        found = [one for of_job in self._by_job.values() for one in of_job]
-        found += [Recovery(each.at, job, each, None, now - each.since) for job, each in self._failed.items()]
-        recent = [one for one in found if now - one.at <= KEPT_S]
-        return sorted(recent, key=lambda one: one.at, reverse=True)[:most]
+        awaited = [Recovery(each.at, job, each, None, now - each.since) for job, each in self._failed.items()]
+        awaited.sort(key=lambda one: -one.at)
+        # Those of each job are in order already.
+        in_order = heapq.merge(awaited, *map(reversed, self._by_job.values()), key=lambda one: -one.at)
+        return list(itertools.islice(itertools.takewhile(lambda one: now - one.at <= KEPT_S, in_order), most))
 
 
 def _put_last(by_job: dict[str, _T], job: str, value: _T) -> None:

@@ -228,7 +228,7 @@ function job(each, told, seen, width) {
   return html("section", { class: "job" },
     html("header", {}, html("h2", {}, each.job), html("span", { class: `state ${state[0]}` }, state[1])),
     html("p", { class: "faint" }, what[0]), ...more.map(sentence),
-    each.state === "running" ? plots(each, seen.history, seen.recoveries) : "",
+    each.goodput_gbit !== null ? plots(each, seen.history, seen.recoveries) : "",
     tree(each, seen.switches[0].address, each.parents[0] ?? "", width), members(each));
 }
 

@@ -126,14 +126,20 @@ def test_hosts_that_ran_elsewhere_since_know_better(noted, clock):
     assert [one.failure for one in noted.last(9)] == [later]
 
 
+def test_kinds_of_errors_arent_made_up(noted, clock):
+    noted.failed(epoch("a", 1), LOST)
+    (known,) = noted.last(1)
+    noted.heard("b", dataclasses.replace(known.failure, kind="MadeUp"))
+    assert noted.last(9) == [known]
+
+
 def test_standstills_are_counted_by_classes(noted, clock):
     for seconds in (0.1, STOOD_S[0], 0.3, STOOD_S[-1] + 1):
         recover(noted, clock, seconds=seconds)
-    recover(noted, clock, failed=messages.Failed("Unheard", "of", ()))
     classes = [noted.classes["HostLostError", each] for each in range(len(STOOD_S) + 1)]
     assert classes == [2, 1, *[0] * (len(STOOD_S) - 2), 1]
     assert noted.stood_s["HostLostError"] == pytest.approx(0.1 + STOOD_S[0] + 0.3 + STOOD_S[-1] + 1)
-    assert noted.counted == {"HostLostError": 4, "PassingError": 1}
+    assert noted.counted == {"HostLostError": 4}
 
 
 @scenario()

@@ -48,6 +48,7 @@ async def asked(switch, path="/status.json", host="localhost:1", method="GET"):
 
 @scenario(**with_page)
 async def test_it_tells_what_the_status_tells(switch):
+    switch.plane._watch.stop()  # else it looks by itself, too
     switch.data_plane.counted[1] = COUNTS
     await switch.job(host_name="node")
     refused = await switch.join(7, 2)
@@ -62,7 +63,7 @@ async def test_it_tells_what_the_status_tells(switch):
     assert by_reason == document["refused_for"]
     assert by_reason["unfit"] == 1
     (job,) = told["jobs"]
-    assert job[0][0].startswith("running for 0.")
+    assert job[0][0].startswith("running for ")
     assert ["Stands still: slot 3, sequence 99 waits for rank 1, 2.5 s.", "bad"] in job
     assert any(re.match(r"Rank 1 \(node, 127\.0\.0\.1\) is late", text) and tone == "note" for text, tone in job)
     assert "Rank 7 isn't below the world size 2" in told["refusals"][0]
@@ -72,6 +73,7 @@ async def test_it_tells_what_the_status_tells(switch):
 @scenario(**with_page)
 async def test_it_has_the_last_minutes_of_a_job_through_its_epochs(switch):
     plane, recent = switch.plane, switch.plane._watch._recent
+    plane._watch.stop()
     now = plane.outside.now()
     hosts, _ = await switch.job()
     switch.data_plane.counted[1] = BEGAN
@@ -95,6 +97,7 @@ async def test_it_has_the_last_minutes_of_a_job_through_its_epochs(switch):
 @scenario(**with_page)
 async def test_memory_for_plots_is_bounded(switch):
     plane, recent = switch.plane, switch.plane._watch._recent
+    plane._watch.stop()
     for number in range(history.JOBS_MAX + 2):
         hosts, _ = await switch.job(world_size=1, job=f"job {number}")
         switch.data_plane.counted = dict.fromkeys(range(1, 999), JobCounts(0, 0, 0, None, (WorkerCounts(),)))
