@@ -21,6 +21,7 @@ from jax_passing.collective.psum_start import psum_start as psum_start
 from jax_passing.collective.pvary import pvary as pvary
 from jax_passing.for_jax.use_for_jax import use_for_jax as use_for_jax
 from jax_passing.host import session as session
+from jax_passing.host.fixed_size import fixed_size as fixed_size
 from jax_passing.host.init import init as init
 from jax_passing.host.scope import stream as stream
 from jax_passing.host.session import Session as Session

@@ -129,8 +129,9 @@ class Span(NamedTuple):
                 raise ConfigError(
                     f"all_gather and psum_scatter over {self.along.axes} have shapes that depend on the number of "
                     "hosts, and in an elastic session (init(world_size_min=...)) that is known only when a program "
-                    "runs. Sum what is gathered (jax_passing.psum), gather it over axes inside of the hosts, or leave "
-                    "out world_size_min."
+                    "runs. Sum what is gathered (jax_passing.psum), gather it over axes inside of the hosts, leave out "
+                    "world_size_min, or call this in `with jax_passing.fixed_size():`, which has programs compiled "
+                    "again for each number of hosts."
                 )
             sizes.insert(self.hosts_at, self.along.scope.world_size)
         return sizes

@@ -76,7 +76,7 @@ def sharded(
     Raises:
       ConfigError: in `init`, outside of the axis without a mesh; in `update`, `inner` can't be sharded, the state is
         another one's, or `optax.MultiSteps` is around this under `check_vma=True`; as `psum_scatter`, in elastic
-        sessions.
+        sessions outside of `jax_passing.fixed_size`.
       UsageError, UnvaryingInputError, NameError: as `psum_scatter` does.
     """
     inner = optax.with_extra_args_support(inner)

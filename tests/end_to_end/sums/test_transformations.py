@@ -47,3 +47,10 @@ def test_sharded_optimizers_are_those_of_whole_arrays_and_restored_on_other_host
     restored = cluster.run("optax/sharded.py", str(tmp_path), "3", hosts=2, devices=1, env=ENVIRONMENT)
     digest(restored)
     assert state_of(saved) == state_of(restored)
+
+
+def test_the_hosts_that_are_left_deal_the_last_copy_anew(cluster: "Cluster") -> None:
+    started = cluster.start("optax/sharded_elastic.py", "1", hosts=3, devices=2, env=ENVIRONMENT)
+    finish(started)
+    for rank in (0, 2):
+        assert "the bits after 9 steps are those of their hosts" in started[rank].text
