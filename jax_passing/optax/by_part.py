@@ -221,10 +221,14 @@ class ByPart:
     def _elementwise(self, eqn: Any, operands: list[Any]) -> list[Any]:
         name = next(each.name for each in operands if isinstance(each, Dealt))
         length = next(each.part.size for each in operands if isinstance(each, Dealt))
-        given = []
+        given, shape = [], eqn.outvars[0].aval.shape
         for value, atom in zip(operands, eqn.invars, strict=True):
-            if isinstance(value, jax.Array) and atom.aval.shape == ():
-                value = Uniform(value)
+            if isinstance(value, Dealt) and atom.aval.shape != shape:
+                raise self._refused(eqn, operands)
+            if isinstance(value, jax.Array) and value.size == 1:
+                value = Uniform(value.reshape(()))
+            elif isinstance(value, jax.Array):  # dimensions of one element are as long as those of the others
+                value = jnp.broadcast_to(value, shape)
             if isinstance(value, Uniform):
                 given.append(varying(jnp.full((length,), value.element), self.dealer.axes))
             else:
@@ -254,6 +258,9 @@ class ByPart:
         if part.size * self.dealer.count == size:
             return part
         position = self.dealer.index() * part.size + jnp.arange(part.size, dtype=jnp.int32)
+        if jnp.issubdtype(part.dtype, jnp.integer) and abs(neutral) == jnp.inf:
+            limits = jnp.iinfo(part.dtype)
+            neutral = limits.max if neutral > 0 else limits.min
         return jnp.where(position < size, part, jnp.asarray(neutral, part.dtype))
 
     def _cond(self, eqn: Any, operands: list[Any]) -> list[Any]:
