@@ -3,6 +3,7 @@
 "use strict";
 
 const EVERY_MS = 2000, STALE_MS = 10000;
+const ROWS = 16;  // of a job's members
 const BOX = 26;  // the height of a switch in the tree
 const find = selector => document.querySelector(selector);
 
@@ -122,7 +123,7 @@ function tree(job, switchName, parent, width) {
   groups.sort((a, b) => a.nodes[0].rank - b.nodes[0].rank);
   const count = groups.reduce((sum, group) => sum + group.nodes.length, 0);
   const room = width - 16, named = count > 0 && room / count >= 80;
-  const step = named ? Math.min(130, room / count) : count > 64 ? 20 : 34, radius = count > 64 ? 8 : 13;
+  const step = named ? Math.min(130, room / count) : count > 64 ? 20 : 34, radius = count > 64 ? 8 : 13, gap = count > 64 ? 7 : 14;
   const perRow = Math.max(1, Math.floor(room / step + 1e-6));
   const rows = [[]];
   let used = 0;
@@ -152,11 +153,11 @@ function tree(job, switchName, parent, width) {
   let before = y;  // where the line to the next row begins
   for (const [index, row] of rows.entries()) {
     const nodes = row.reduce((sum, group) => sum + group.nodes.length, 0);
-    const bus = y + 14;
+    const bus = y + gap;
     let x = middle - nodes * step / 2;
     const ends = [];
     const hasRacks = row.some(group => group.rack);
-    const center = bus + (hasRacks ? 46 : 16) + radius;
+    const center = bus + (hasRacks ? 46 : gap + 2) + radius;
     for (const group of row) {
       const left = x, wide = group.nodes.length * step;
       const join = left + wide / 2;
@@ -184,7 +185,7 @@ function tree(job, switchName, parent, width) {
     picture.append(svg("line", { x1: Math.min(...reach), x2: Math.max(...reach), y1: bus, y2: bus }),
       svg("line", { x1: trunk, x2: trunk, y1: before, y2: bus }));
     before = bus;
-    y = center + radius + (named ? 20 : 8);
+    y = center + radius + (named ? 20 : hasRacks ? 8 : gap / 2);
   }
   picture.setAttribute("viewBox", `0 0 ${width} ${y + 2}`);
   const states = new Set(groups.flatMap(group => group.nodes.map(node => node.state)));
@@ -203,7 +204,9 @@ function fitted(text, width) {
 function members(job) {
   const late = new Set(job.late.map(one => String(one.ranks)));
   const isCounted = job.members.some(member => member.waited_s !== null);  // it runs, at a data plane that can tell
-  const rows = job.members.map(member => {
+  const longest = [...job.members].sort((a, b) => (b.waited_s ?? 0) - (a.waited_s ?? 0) || a.ranks[0] - b.ranks[0]);
+  const shown = longest.slice(0, ROWS).sort((a, b) => a.ranks[0] - b.ranks[0]);
+  const rows = shown.map(member => {
     const [host] = member.hosts;
     const name = member.switch ? `switch ${member.switch}` : host.name || member.address;
     const ranks = member.ranks.length > 1 ? `${member.ranks[0]}–${member.ranks.at(-1)}` : String(member.ranks[0]);
@@ -217,8 +220,10 @@ function members(job) {
     return html("tr", { class: late.has(String(member.ranks)) ? "late" : "" }, ...cells);
   });
   const heads = ["rank", "host", ...(isCounted ? ["came last", "others waited", "resends", "silent for"] : [])];
-  return html("table", {}, html("thead", {}, html("tr", {}, ...heads.map(head => html("th", {}, head)))),
-    html("tbody", {}, ...rows));
+  const more = longest.length - shown.length;
+  return html("div", {}, html("table", {}, html("thead", {}, html("tr", {}, ...heads.map(head => html("th", {}, head)))),
+    html("tbody", {}, ...rows)), more ? html("p", { class: "faint" },
+    `and ${more} more, for whom the others waited less (jax-passing status --json has all)`) : "");
 }
 
 function job(each, told, seen, width) {
