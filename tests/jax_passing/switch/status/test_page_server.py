@@ -29,7 +29,7 @@ COUNTS = JobCounts(
     lanes=36_000_000,
     waiting=2,
     oldest=WaitingChunk(slot=3, version=0, sequence=99, bitmap=0b01, waited_us=2_500_000),
-    workers=(WorkerCounts(100, 1, 20, 1000, 50_000), WorkerCounts(100, 9, 80, 2_500_000, 2_550_000)),
+    workers=(WorkerCounts(100, 1, 20, 0, 50_000), WorkerCounts(100, 9, 80, 2_500_000, 2_550_000)),
 )
 
 
@@ -88,7 +88,7 @@ async def test_it_has_the_last_minutes_of_a_job_through_its_epochs(switch):
     assert [round((point.at - now) / SAMPLE_S) for point in points] == [1, 2, 3]
     second = points[1]
     assert second.goodput_gbit == pytest.approx(36e6 * 32 / SAMPLE_S / 1e9)
-    assert (second.latest, second.latest_share, second.usual_share) == (1, 0.5, 0.0002)
+    assert (second.latest, second.latest_share, second.usual_share) == (1, 0.5, 0.0)
     assert second.resends == 2.0
     told = json.loads((await asked(switch))[1])["history"]["jobs"]["a"]
     assert [point[1:] for point in told] == [list(point[1:]) for point in points]
