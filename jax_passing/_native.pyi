@@ -118,11 +118,12 @@ class Transport:
         warn_s: float,
         deadline_s: float,
         check_key: bytes | None = None,
+        mask_key: bytes | None = None,
         seed: int = 0,
         check_nans: bool = False,
     ) -> None:
-        """`check_key`: of CHECK_KEY_BYTES in protocol/keys.py, if sums are checked. `seed`: of random rounding.
-        `check_nans`: a NonFinite is told. Raises ValueError."""
+        """`check_key`: of CHECK_KEY_BYTES in protocol/keys.py, if sums are checked. `mask_key`: of MASK_KEY_BYTES, if
+        sums are confidential. `seed`: of random rounding. `check_nans`: a NonFinite is told. Raises ValueError."""
 
     def deliver_order_message(self, message: bytes) -> None: ...
     def note_stall(self, note: str) -> None: ...

@@ -21,24 +21,10 @@ _T = TypeVar("_T")
 PREFIX = "JAX_PASSING_"
 FOR_JAX = PREFIX + "FOR_JAX"  # isn't a setting of a session: it has JAX's own collectives open one
 SWITCH_PREFIX = "JAX_PASSING_SWITCH_"  # begins a switch's variables: hosts on the switch's machine ignore these
-SWITCH_SETTINGS = (  # all of a switch's variables: any other name with this prefix is a mistyped variable of a host
-    "config",
-    "connections_per_address",
-    "data_plane",
-    "device",
-    "key_file",
-    "lanes_per_chunk",
-    "lease_s",
-    "link_gbit",
-    "listen",
-    "metrics",
-    "multicast",
-    "page",
-    "parent",
-    "slot_total",
-    "slots_per_address",
-    "slots_per_job",
-)
+# All of a switch's variables: any other name with this prefix is a mistyped variable of a host.
+_OF_SWITCHES = """config connections_per_address data_plane device key_file lanes_per_chunk lease_s link_gbit listen
+metrics multicast page parent slot_total slots_per_address slots_per_job"""
+SWITCH_SETTINGS = tuple(_OF_SWITCHES.split())
 RANKS_MAX = 1024  # in a job, over all switches of a tree
 SHARDS_MAX = 64  # in a job, with one switch each
 STRATEGIES = ("passing", "flat", "native", "auto")
@@ -198,6 +184,9 @@ class Settings:
     """The rate of this host's link, for `auto`; None: as the network card says."""
     key_file: Annotated[Path, parsed(_file, "the name of a file")] | None = None
     """The file with the job's key, if the switch wants one (docs/operate/switches.md)."""
+    hosts_key_file: Annotated[Path, parsed(_file, "the name of a file")] | None = None
+    confidential: Annotated[bool, Meta(description="true or false")] | None = None
+    """Only hosts can read sums, by a key that no switch has; None: if there is one (docs/operate/confidential.md)."""
     check_sums: Annotated[bool, Meta(description="true or false")] | None = None
     """Hosts check that results are sums of what all sent; None: if a key is set, and some switch can't check tags."""
     check_equal: Annotated[bool, Meta(description="true or false")] = True
@@ -320,6 +309,11 @@ def _check_whole(settings: Settings, sources: Mapping[str, str], environment: Ma
         raise ConfigError(
             f"A world of {settings.world_size} ranks ({sources['world_size']}) needs a switch. Start one with "
             f"`jax-passing switch` and set {PREFIX}SWITCH=HOST:PORT, or use `jax-passing run`, or jax_passing.ray.init."
+        )
+    if settings.confidential and settings.switch is not None and settings.hosts_key_file is None:
+        raise ConfigError(
+            f"Sums are to be confidential ({sources['confidential']}), but this host has no key for that. Make one by "
+            f"`jax-passing key --hosts`, and give every host of the job a file with it ({PREFIX}HOSTS_KEY_FILE)."
         )
     if settings.standby and settings.switch is None:
         raise ConfigError(f"A standby is given ({sources['standby']}), but no switch that it could replace.")

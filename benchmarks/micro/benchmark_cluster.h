@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <variant>
@@ -20,7 +21,7 @@ class Cluster {
  public:
   static constexpr uint32_t kSlotCount = 1024;  // the default of jax-passing switch
 
-  explicit Cluster(uint32_t world_size) : udp_switch_("127.0.0.1", 0, kSlotCount) {
+  explicit Cluster(uint32_t world_size, bool is_masked = false) : udp_switch_("127.0.0.1", 0, kSlotCount) {
     JobSlots slots{.job = 1, .epoch = 1, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
     std::vector<UdpSocket> sockets;
     for (uint32_t rank = 0; rank < world_size; ++rank) {
@@ -32,7 +33,8 @@ class Cluster {
       const JobConfig job{.rank = static_cast<uint16_t>(rank),
                           .world_size = world_size,
                           .shards = {{.job = 1, .epoch = 1, .worker = static_cast<uint16_t>(rank)}},
-                          .slots_per_shard = kSlotCount};
+                          .slots_per_shard = kSlotCount,
+                          .mask_key = is_masked ? std::optional(LaneMasks::Key{1}) : std::nullopt};
       std::vector<UdpSocket> socket;
       socket.push_back(std::move(sockets[rank]));
       hosts_.push_back(std::make_unique<Transport>(std::move(socket), RankOptions{.job = job}));

@@ -83,6 +83,13 @@ def start_checked(running: Running) -> None:
     start_passing(running, JAX_PASSING_CHECK_SUMS="true")
 
 
+def start_confidential(running: Running) -> None:
+    """Neither the switch nor the network can read the sums."""
+    (file := running.star.folder / "hosts.key").touch(mode=0o600)
+    file.write_text(keys.key_line(keys.HOSTS, keys.new_key()))
+    start_passing(running, JAX_PASSING_HOSTS_KEY_FILE=str(file))
+
+
 def start_int16(running: Running) -> None:
     """Floats travel as 16 bits."""
     start_passing(running, JAX_PASSING_WIRE_DTYPE="int16")
@@ -249,6 +256,7 @@ CONTENDERS = {
     "passing": Contender("jax_passing.psum", start_passing, once, "passing"),
     "key": Contender("jax_passing.psum, with a key", start_with_a_key, once, "passing"),
     "checked": Contender("jax_passing.psum, sums checked", start_checked, once, "passing"),
+    "confidential": Contender("jax_passing.psum, confidential", start_confidential, once, "passing"),
     "ebpf": Contender("jax_passing.psum, switch in eBPF", start_ebpf, once, "passing"),
     "int16": Contender("jax_passing.psum, wire_dtype int16", start_int16, narrow(16), "passing", wire_dtype="int16"),
     "int8": Contender("jax_passing.psum, wire_dtype int8", start_int8, narrow(8), "passing", wire_dtype="int8"),

@@ -16,8 +16,11 @@ def key(
         ),
     ] = None,
     job: Annotated[str | None, typer.Option(help="With --switch-key, the job's name.")] = None,
+    hosts: Annotated[
+        bool, typer.Option("--hosts", help="Make a key for the hosts of a job, which no switch is told.")
+    ] = False,
 ) -> None:
-    """Print a new key for a switch, or the key of a job at a switch that has one.
+    """Print a new key for a switch, the key of a job at a switch that has one, or a key for confidential sums.
 
     Write it to a file that only its owner can read (umask 077).
     """
@@ -27,6 +30,11 @@ def key(
 
     if (switch_key is None) != (job is None):
         raise ConfigError("--switch-key and --job belong together: a job's key is derived from its switch's.")
+    if hosts and switch_key is not None:
+        raise ConfigError("--hosts makes a key that has nothing to do with the switch's: leave out --switch-key.")
+    if hosts:
+        typer.echo(keys.key_line(keys.HOSTS, keys.new_key()), nl=False)
+        return
     if switch_key is None or job is None:
         typer.echo(keys.key_line(keys.SWITCH, keys.new_key()), nl=False)
         return

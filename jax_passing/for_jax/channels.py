@@ -1,9 +1,9 @@
 """Hosts send each other messages over connections of their own: XLA's ppermutes, all-to-alls and large all-gathers.
 
 A host listens on the address by which it reaches the switch, and calls each host to which it sends, when it first does.
-Where the job has a key, both ends prove it by TLS. Everywhere, a caller says first the token that the called host has
-published for this run: a caller that can't is a stranger, and is dropped. Everything here runs in the session's event
-loop.
+Where the job has a key, both ends prove it by TLS: the hosts' key, if sums are confidential. Everywhere, a caller says
+first the token that the called host has published for this run: a caller that can't is a stranger, and is dropped.
+Everything here runs in the session's event loop.
 """
 
 import asyncio

@@ -34,7 +34,8 @@ class Shared:
         self._transports: dict[tuple[int, ...], Once[Any]] = {}
         self._control = session.control
         self._loop = Loop() if self._control is None else self._control[0].loop
-        key = None if self._control is None else self._control[0].key
+        # The switch knows the job's key, and may be a router on the way between hosts.
+        key = None if self._control is None else self._control[0].hosts_key or self._control[0].key
         own_host = "127.0.0.1" if self._control is None else self._control[1].host.shards[0].own_host
         job = settings.job or ""
         world_size, deadline_s = session.world_size, settings.join_deadline_s

@@ -42,6 +42,8 @@ def init(
     seed: int | None = None,
     link_gbit: float | None = None,
     key_file: str | Path | None = None,
+    confidential: bool | None = None,
+    hosts_key_file: str | Path | None = None,
     check_sums: bool | None = None,
     check_equal: bool | None = None,
     check_nans: bool | None = None,
@@ -76,6 +78,9 @@ def init(
       seed: of the random rounding of "int16", "int8" and "int4". The same seed, program and inputs give the same bits.
       link_gbit: rate of this host's link to the switch, for "auto".
       key_file: file with the job's key, if the switch wants one (docs/operate/switches.md).
+      confidential: whether only hosts can read what is summed: neither the switch nor the network can
+        (docs/operate/confidential.md). Needs `hosts_key_file`. Default: where there is such a file.
+      hosts_key_file: file with a key that all hosts of the job have, and that no switch is told.
       check_sums: whether hosts check each sum that comes back (docs/operate/switches.md). Default: where there is a
         key, and a switch that can't tell forged packets.
       check_equal: whether hosts compare the parameters that `overlap` and `pvary` are given, the first time that these

@@ -8,9 +8,11 @@ from importlib import metadata
 
 from jax_passing.config import Settings, address_text
 from jax_passing.errors import names
+from jax_passing.protocol import keys
 
 DEVICES, SWITCHES = "devices", "switches"
 HASH_SEED = "PYTHONHASHSEED"
+HOSTS_KEY = "hosts' key of confidential sums"
 PROTOCOL = "protocol version"  # of a host whose version isn't the switch's: its other facts mean nothing here
 _PACKAGES = {"jax": "jax", "jaxlib": "jaxlib", "jax_passing": "jax-passing"}
 _SAME_VERSIONS = "install the same versions on all of them"
@@ -25,6 +27,7 @@ _ADVICE = {
     "CPUs alone if others have GPUs or TPUs, which compare nothing)",
     "check_nans": "set the same in jax_passing.init(check_nans=…) or JAX_PASSING_CHECK_NANS",
     HASH_SEED: "set the same on all of them, or none",
+    HOSTS_KEY: "give all the same file (JAX_PASSING_HOSTS_KEY_FILE), or none",
     DEVICES: "give each as many devices (JAX_NUM_CPU_DEVICES)",
     SWITCHES: "list equally many (JAX_PASSING_SWITCH)",
     **dict.fromkeys(_PACKAGES, _SAME_VERSIONS),
@@ -34,9 +37,9 @@ _FACT_CHARACTERS_MAX = 256  # of a message's fact
 _TEXT_MAX = 8 * 1024  # less than messages take
 
 
-def facts(settings: Settings, device_count: int) -> dict[str, str]:
-    """Returns this host's facts, by name. `device_count`: of its devices; 0 if that isn't known. Asks the installed
-    packages' own metadata: importing them would load JAX."""
+def facts(settings: Settings, device_count: int, hosts_key: bytes | None = None) -> dict[str, str]:
+    """Returns this host's facts, by name. `device_count`: of its devices; 0 if that isn't known. `hosts_key`: of
+    confidential sums. Asks the installed packages' own metadata: importing them would load JAX."""
     ours = {
         "axis_name": ",".join(settings.axis_name),
         "strategy": settings.strategy,
@@ -46,6 +49,7 @@ def facts(settings: Settings, device_count: int) -> dict[str, str]:
         "check_nans": "true" if settings.check_nans else "",
         DEVICES: str(device_count or ""),
         SWITCHES: str(len(settings.switch or ())) if len(settings.switch or ()) > 1 else "",
+        HOSTS_KEY: "" if hosts_key is None else keys.digest(hosts_key),
         "world_size_min": str(settings.world_size_min or ""),
         "standby": ",".join(address_text(*address) for address in settings.standby)[:_FACT_CHARACTERS_MAX],
         HASH_SEED: hash_seed(),

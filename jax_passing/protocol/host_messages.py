@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from jax_passing.config import LEASE_S, Gbit, LeaseSeconds
+from jax_passing.config import LEASE_S, RANKS_MAX, Gbit, LeaseSeconds
 from jax_passing.protocol.all_versions import ForeignJoin, Message
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.message_fields import (
@@ -13,6 +13,7 @@ from jax_passing.protocol.message_fields import (
     Count,
     Facts,
     HostName,
+    HostNonce,
     Id,
     Lanes,
     Name,
@@ -32,13 +33,15 @@ class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     """A host says this first. `link_gbit`: the rate of its link, if it knows it. `alike`: facts that must be equal on
     all hosts, by name; one that isn't there is empty. `lease_s`: how long it may be silent, and the switch as well,
     unless the switch's own lease is shorter. `started_as`: the rank that its launcher gave it, if its session is
-    elastic: people know it by that. `host_name`: its machine's."""
+    elastic: people know it by that. `host_name`: its machine's. `host_nonce`: drawn for this epoch, for the key of
+    confidential sums."""
 
     link_gbit: Gbit | None = None
     alike: Facts = msgspec.field(default_factory=dict)
     lease_s: LeaseSeconds = LEASE_S
     started_as: Rank | None = None
     host_name: HostName = ""
+    host_nonce: HostNonce = b""
 
 
 class GroupOffer(Message, frozen=True):
@@ -77,10 +80,10 @@ class Welcome(Message, frozen=True):
     It is the same to all, so that they plan alike, except for `worker`: which one of the switch's workers the host is,
     its bit in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a
     chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was
-    offered last. `contribution_secret`, `result_secret`: if packets have tags, the secrets of their keys; the
-    former is this worker's alone. `nonce`: the root's, drawn for this epoch. `link_gbit`: the slowest host's link, of
-    those that are known; `switch_link_gbit`: the one link behind which the switch stands, None if it has a port for
-    each host.
+    offered last. `contribution_secret`, `result_secret`: if packets have tags, the secrets of their keys; the former is
+    this worker's alone. `nonce`: the root's, drawn for this epoch. `host_nonces`: those of all ranks, in their order,
+    if each has one. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link
+    behind which the switch stands, None if it has a port for each host.
     """
 
     job_id: Id
@@ -95,6 +98,7 @@ class Welcome(Message, frozen=True):
     contribution_secret: Secret | None = None
     result_secret: Secret | None = None
     nonce: Annotated[bytes, Meta(max_length=KEY_BYTES)] = b""
+    host_nonces: Annotated[tuple[HostNonce, ...], Meta(max_length=RANKS_MAX)] = ()
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
 

@@ -3,7 +3,9 @@
 A *switch key* is all that a switch is given. A job's key is derived from it by the job's name, so that an owner of one
 job's key can join that job, and no other. A key file has one line, the kind and 64 hexadecimal digits:
 
-    switch 1f0e...        job 77ab...
+    switch 1f0e...        job 77ab...        hosts 9c02...
+
+The *hosts' key* is the hosts' alone: they mask the lanes of confidential sums by it.
 """
 
 import hashlib
@@ -23,8 +25,14 @@ from jax_passing.protocol.packet import KEY_WORDS
 log = logging.getLogger("jax_passing")
 
 KEY_BYTES = 32
-CHECK_KEY_BYTES = 16
-SWITCH, JOB = "switch", "job"  # the kinds of key files
+CHECK_KEY_BYTES = MASK_KEY_BYTES = NONCE_BYTES = 16
+SWITCH, JOB, HOSTS = "switch", "job", "hosts"  # the kinds of key files
+_OWNERS = {SWITCH: ("a switch", "a switch's"), JOB: ("a job", "a job's"), HOSTS: ("hosts", "hosts' own")}
+_HOW_TO_GET = {
+    SWITCH: "A switch has a key of its own, which `jax-passing key` makes",
+    JOB: "Hosts have the key of their job: `jax-passing key --switch-key FILE --job NAME` prints it",
+    HOSTS: "Hosts have a key that no switch is told: `jax-passing key --hosts` makes it",
+}
 HOW_TO_GET_A_KEY = (
     "Who runs the switch prints it by `jax-passing key --switch-key FILE --job NAME`; then set JAX_PASSING_KEY_FILE to "
     "a file with it on every host (docs/operate/switches.md)."
@@ -79,6 +87,22 @@ def check_key(key: bytes | None, nonces: Sequence[bytes]) -> bytes:
     return _derived(key or bytes(KEY_BYTES), b"passing check", lengths)[:CHECK_KEY_BYTES]
 
 
+def mask_key(hosts_key: bytes, job: str, nonces: Sequence[bytes]) -> bytes:
+    """Returns the key with which an epoch's hosts mask lanes (xla_ffi/host/packets/lane_masks.h).
+
+    `nonces`: drawn by the hosts for this epoch, in the order of their ranks. As each host has its own one in the key,
+    nobody can have it use a key again.
+    """
+    assert all(len(nonce) == NONCE_BYTES for nonce in nonces)
+    content = len(nonces).to_bytes(4) + b"".join(nonces) + job.encode()
+    return _derived(hosts_key, b"passing masks", content)[:MASK_KEY_BYTES]
+
+
+def digest(hosts_key: bytes) -> str:
+    """Returns a text by which hosts compare their keys, and from which nobody learns them."""
+    return _derived(hosts_key, b"passing alike").hex()[:16]
+
+
 def packet_key(secret: bytes) -> bytes:
     """Returns the key of packets' tags (xla_ffi/wire/packet_key.h), by SHAKE-256."""
     return hashlib.shake_256(b"passing packet key" + secret).digest(16 + 2 * 4 * KEY_WORDS)
@@ -103,13 +127,9 @@ def read_key(path: Path | None, kind: str) -> bytes | None:
         return None
     found, key = read_any_key(path)
     if found != kind:
-        hint = (
-            "Hosts have the key of their job: `jax-passing key --switch-key FILE --job NAME` prints it"
-            if kind == JOB
-            else "A switch has a key of its own, which `jax-passing key` makes"
-        )
         raise ConfigError(
-            f"{path} has the key of a {found}, and a {kind}'s is wanted. {hint} (docs/operate/switches.md)."
+            f"{path} has the key of {_OWNERS[found][0]}, and {_OWNERS[kind][1]} is wanted. {_HOW_TO_GET[kind]} "
+            "(docs/operate/switches.md)."
         )
     return key
 
@@ -123,7 +143,7 @@ def read_any_key(path: Path) -> tuple[str, bytes]:
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"Can't read the key file {path}: {error}.") from error
     found = _LINE.fullmatch(content)
-    if found is None or found[1] not in (SWITCH, JOB):
+    if found is None or found[1] not in _HOW_TO_GET:
         raise ConfigError(f"{path} is no key file: expected one line, as `jax-passing key` prints it.")
     if stat.S_ISREG(mode) and mode & (stat.S_IRWXG | stat.S_IRWXO):
         log.warning("the key file %s can be read by others than its owner: chmod 600 it", path)

@@ -5,7 +5,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from jax_passing.config import RANKS_MAX, SHARDS_MAX
-from jax_passing.protocol.keys import KEY_BYTES
+from jax_passing.protocol.keys import KEY_BYTES, NONCE_BYTES
 
 LEVELS_MAX = 8
 FACTS_MAX = 16
@@ -40,4 +40,6 @@ MeetingId = Annotated[int, Meta(ge=0, lt=1 << 62)]  # random: two switches may e
 FactName = Annotated[str, Meta(min_length=1, max_length=64)]
 FactValue = Annotated[str, Meta(max_length=256)]  # so that all of them are well below LINE_BYTES_MAX
 Facts = Annotated[dict[FactName, FactValue], Meta(max_length=FACTS_MAX)]
+# A host draws it for an epoch; empty if it masks nothing.
+HostNonce = Annotated[bytes, Meta(max_length=NONCE_BYTES)]
 Secret = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]

@@ -10,6 +10,7 @@ from jax_passing.protocol.meeting_messages import Meet, Met, Rehearse
 from jax_passing.protocol.message_fields import (
     Facts,
     HostName,
+    HostNonce,
     Lanes,
     Name,
     Nonce,
@@ -36,7 +37,7 @@ class RankJoin(Message, frozen=True):
     `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
     waits for the others. `slot_count`, `lanes_per_chunk` (exactly this number with `whole_chunks`), `link_gbit`,
     `switch_link_gbit`: the least on its way. `tagged`: all switches on it have keys, and can tag packets. `path`: the
-    instances of the switches on it. `started_as`, `host_name`: as the host said.
+    instances of the switches on it. `started_as`, `host_name`, `host_nonce`: as the host said.
     """
 
     rank: Rank
@@ -56,6 +57,7 @@ class RankJoin(Message, frozen=True):
     tagged: bool = False
     started_as: Rank | None = None
     host_name: HostName = ""
+    host_nonce: HostNonce = b""
 
 
 class RankGone(Message, frozen=True):

@@ -98,6 +98,7 @@ def draw_job(random: Random, name: str) -> Job:
         ahead=random.choice([1, 1, 3]),
         spread_us=random.choice([1, 200, 3000]),
         thinks_s=random.choice([0.0, 0.05, 0.5]),
+        is_confidential=sum(sum(site.leaves) for site in sites) % 4 == 0,
     )
 
 

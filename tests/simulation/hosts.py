@@ -146,7 +146,8 @@ class Session:
             warn_s=WARN_S,
             check_sums=True if job.checks_sums else None,
         )
-        self._joining = Joining(process, settings, key=self._key())
+        hosts_key = b"\1" * keys.KEY_BYTES if job.is_confidential else None
+        self._joining = Joining(process, settings, key=self._key(), hosts_key=hosts_key)
 
     def _key(self):
         """Returns None if it has none."""
@@ -248,6 +249,9 @@ class HostProcess(Process):
         if self.plan.does == "joins without the key":
             conversation = Unaware(conversation)
         self.world.connect(self, address, timeout_s, conversation, job, key)
+
+    def random_bits(self, count):
+        return self.world.random.getrandbits(count)
 
     def open_socket(self, host, port):
         return HostSocket(self, (host, port))

@@ -68,6 +68,7 @@ class Job(Struct):
     spread_us: int = 200
     thinks_s: float = 0.0
     checks_sums: bool = False  # also where packets have tags, or nobody has a key
+    is_confidential: bool = False
 
 
 class Host(Struct):

@@ -176,8 +176,8 @@ void AllReduce::SendNew(int64_t now_us) {
 void AllReduce::SendChunk(const PlacedSegment& placed, uint32_t chunk) {
   Driver& driver = *drivers_[packets_.sharding().ShardOf(placed.PositionOf(chunk))];
   uint8_t* const packet = driver.Reserve();
-  const size_t bytes = packets_.Write(placed, chunk, packet);
-  if (checks_nans_) CheckOwn(placed, chunk, wire::FlagsOf(packet));
+  const auto [bytes, flags] = packets_.Write(placed, chunk, packet);
+  if (checks_nans_) CheckOwn(placed, chunk, flags);
   driver.Commit(bytes);
   ++stats_.packets_sent;
   stats_.bytes_sent += bytes;
@@ -217,11 +217,12 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   }
 
   const bool data = !placed.segment().CarriesExponents(chunk);
-  const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
+  uint8_t unmasked[4 * wire::kMaxLanes], scratch[4 * wire::kMaxLanes];
+  auto [lanes, flags] = packets_.Unmasked(placed, chunk, header, packet.data() + wire::kHeaderBytes, unmasked);
   const bool known = placed.exponents.known();
-  uint8_t scratch[4 * wire::kMaxLanes];
+  const bool is_sum = packets_.IsSum(placed, chunk, flags, lanes);
   if (!data) lanes = packets_.Maxima(placed, chunk, lanes, scratch);
-  if (lanes == nullptr || (data && !packets_.IsSum(placed, chunk, header.flags, lanes))) {
+  if (lanes == nullptr || !is_sum) {
     // Before the exponents are known, another rank may have guessed others: then nobody needs this result.
     if (known || !data) OnWrongSum(placed, *position);
     return drop();
@@ -233,9 +234,9 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   if (!data) {
     TakeExponents(placed, chunk, lanes);
   } else if (known) {
-    TakeData(placed, chunk, lanes, header.flags);
+    TakeData(placed, chunk, lanes, flags);
   } else {
-    placed.exponents.Keep(chunk, header.flags, {lanes, 4 * size_t{header.element_count}});
+    placed.exponents.Keep(chunk, flags, {lanes, 4 * size_t{header.element_count}});
   }
   if (placed.chunks_done == placed.entry.chunk_count) {
     if (auto sum = log_.Finish(placed)) Complete(std::move(sum), now_us);

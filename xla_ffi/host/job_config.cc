@@ -8,6 +8,8 @@
 
 namespace passing {
 
+uint32_t LanesBehind(const JobConfig& job) { return job.check_key ? SumCheck::kLanes : job.mask_key ? kFlagLanes : 0; }
+
 bool IsInRange(const JobConfig& job) {
   const auto every_shard = [&](auto&& holds) { return std::all_of(job.shards.begin(), job.shards.end(), holds); };
   const bool ranks = job.world_size <= kMaxWorldSize && job.rank < job.world_size &&
@@ -17,11 +19,12 @@ bool IsInRange(const JobConfig& job) {
                      job.slots_per_shard * job.shards.size() <= wire::kMaxSlots && every_shard([&](const Shard& shard) {
                        return uint64_t{shard.slot_first} + job.slots_per_shard <= wire::kMaxSlots;
                      });
-  // A chunk carries an int64 or a precise float64, of three lanes, or the numbers of a block.
+  // A chunk carries an int64 or a precise float64, of three lanes, or the numbers of a block; where ranks have lanes of
+  // their own, those of all ranks for an element.
   const uint32_t lanes_of_block = kNumbersPerBlock * (job.check_key ? SumCheck::kNumberLanes : 1);
-  const uint32_t lanes_of_check = job.check_key ? SumCheck::kLanes : 0;
-  const bool lanes = job.lanes_per_chunk >= std::max(lanes_of_block, 3u) + lanes_of_check &&
-                     job.lanes_per_chunk <= wire::kMaxLanes && every_shard([&](const Shard& shard) {
+  const uint32_t least = job.mask_key ? std::max(job.world_size, 3u) : std::max(lanes_of_block, 3u);
+  const bool lanes = job.lanes_per_chunk >= least + LanesBehind(job) && job.lanes_per_chunk <= wire::kMaxLanes &&
+                     every_shard([&](const Shard& shard) {
                        return shard.whole_lanes == 0 ||
                               (shard.whole_lanes >= job.lanes_per_chunk && shard.whole_lanes <= wire::kMaxLanes);
                      });

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "host/packets/lane_masks.h"
 #include "host/packets/sum_check.h"
 #include "wire/header.h"
 #include "wire/packet_key.h"
@@ -32,10 +33,15 @@ struct JobConfig {
   uint32_t slots_per_shard = 0;  // a power of two
   uint32_t lanes_per_chunk = wire::kMaxLanes;
   std::optional<SumCheck::Key> check_key{};  // only hosts know it; without it, sums aren't checked
+  std::optional<LaneMasks::Key> mask_key{};  // only hosts know it; without it, lanes aren't masked
   uint64_t seed = 0;                         // of the rounding on narrow wires
   bool check_nans = false;                   // tell where this rank brings the first element that isn't finite
   uint64_t first_position = 0;               // alike on all ranks; tests begin right before the sequence wraps
 };
+
+// The lanes that a chunk has behind those of its data: of the check, or the one that tells flags where lanes are
+// masked.
+uint32_t LanesBehind(const JobConfig& job);
 
 // Are the job's numbers, which the switches told, possible?
 bool IsInRange(const JobConfig& job);

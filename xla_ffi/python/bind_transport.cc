@@ -43,7 +43,8 @@ std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Fail
 
 void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, const std::string& job, uint16_t rank,
                    uint32_t world_size, uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s,
-                   double deadline_s, const std::optional<nb::bytes>& check_key, uint64_t seed, bool check_nans) {
+                   double deadline_s, const std::optional<nb::bytes>& check_key,
+                   const std::optional<nb::bytes>& mask_key, uint64_t seed, bool check_nans) {
   RankOptions options{.job = {.name = job,
                               .rank = rank,
                               .world_size = world_size,
@@ -57,6 +58,10 @@ void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, c
   if (check_key) {
     if (check_key->size() != SumCheck::kKeyBytes) throw std::invalid_argument("a key of sums has another length");
     std::memcpy(options.job.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);
+  }
+  if (mask_key) {
+    if (mask_key->size() != Aes::kKeyBytes) throw std::invalid_argument("a key of masks has another length");
+    std::memcpy(options.job.mask_key.emplace().data(), mask_key->data(), Aes::kKeyBytes);
   }
   std::vector<UdpSocket> sockets;
   std::vector<std::optional<UdpSocket>> groups;
@@ -137,8 +142,8 @@ void BindTransport(nb::module_& m) {
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<SharedTransport>(m, "Transport")
       .def("__init__", MakeTransport, "shards"_a, nb::kw_only(), "job"_a, "rank"_a, "world_size"_a, "slots_per_shard"_a,
-           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a, "check_key"_a.none() = nb::none(), "seed"_a = 0,
-           "check_nans"_a = false)
+           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a, "check_key"_a.none() = nb::none(),
+           "mask_key"_a.none() = nb::none(), "seed"_a = 0, "check_nans"_a = false)
       .def("deliver_order_message",
            [](SharedTransport& self, nb::bytes message) {
              self->DeliverOrderMessage(std::string(message.c_str(), message.size()));

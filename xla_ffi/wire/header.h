@@ -91,9 +91,6 @@ enum class DecodeError : uint8_t {
 // Writes kHeaderBytes to `out`.
 void Encode(const Header& header, uint8_t* out);
 
-// The flags of an encoded packet.
-inline uint8_t FlagsOf(const uint8_t* packet) { return packet[3]; }
-
 // Checks every field that can be checked without knowing the job. `header` is valid if kNone is returned.
 DecodeError Decode(std::span<const uint8_t> packet, Header& header);
 

@@ -43,6 +43,7 @@ class HostContext:
       settings: those of the job.
       events: take what happens.
       key: the job's, if it has one.
+      hosts_key: that of confidential sums, if sums are confidential.
       device_count: the devices of this host; all hosts must have as many. 0: they aren't compared.
       met: what the hosts of an elastic session have agreed on before they join; None in any other session.
       started_as: the rank that the launcher gave this host of an elastic session.
@@ -57,6 +58,7 @@ class HostContext:
     met: messages.Met | None = None
     started_as: int | None = None
     journal: Journal = field(default_factory=Journal)
+    hosts_key: bytes | None = None
 
     @property
     def job(self) -> str:

@@ -23,6 +23,7 @@ class Control:
     Attributes:
       loop: in which all of it runs.
       key: the job's, if it has one.
+      hosts_key: that of confidential sums, if sums are confidential.
     """
 
     def __init__(self, settings: Settings, device_count: int):
@@ -31,6 +32,8 @@ class Control:
         self._settings = settings
         # Once: a file that is replaced or removed later doesn't keep the session from joining again.
         self.key = keys.read_key(settings.key_file, keys.JOB)
+        is_confidential = settings.confidential is not False
+        self.hosts_key = keys.read_key(settings.hosts_key_file if is_confidential else None, keys.HOSTS)
         try:
             self.loop = Loop()
         except OSError as error:
@@ -38,7 +41,7 @@ class Control:
                 f"This process can't open what a session needs ({error}). Raise its limit of open files "
                 "(ulimit -n), or close some."
             ) from error
-        self._joining = Joining(self.loop, settings, device_count, self.key)
+        self._joining = Joining(self.loop, settings, device_count, self.key, self.hosts_key)
         self._recorder = Recorder(settings, self.loop, self._joining.journal)
 
     def join(

@@ -60,9 +60,16 @@ class Joining:
       journal: has what happened to it.
     """
 
-    def __init__(self, outside: HostOutside, settings: Settings, device_count: int = 0, key: bytes | None = None):
-        """`key`: the job's, if there is one."""
-        self._context = HostContext(outside, settings, Events(self._on), key, device_count)
+    def __init__(
+        self,
+        outside: HostOutside,
+        settings: Settings,
+        device_count: int = 0,
+        key: bytes | None = None,
+        hosts_key: bytes | None = None,
+    ):
+        """`key`: the job's, if there is one. `hosts_key`: that of confidential sums."""
+        self._context = HostContext(outside, settings, Events(self._on), key, device_count, hosts_key=hosts_key)
         self._outside, self._settings, self.journal = outside, settings, self._context.journal
         self._meeting = Meeting(self._context) if settings.standby or self._is_elastic else None
         self._ranks: Ranks | None = None  # of the last join, or on their way

@@ -201,7 +201,7 @@ class Meeting:
             lease_s=self.lease_s,
             rehearses=self._rehearses,
             started_as=settings.rank,
-            alike=alike.facts(settings, self._context.device_count),
+            alike=alike.facts(settings, self._context.device_count, self._context.hosts_key),
             ready=self.is_ready,
             dark=self._dark,
             interruption=self._told_interruption(),

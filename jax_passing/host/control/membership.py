@@ -29,6 +29,7 @@ from jax_passing.protocol import alike, keys
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
+from jax_passing.protocol.keys import NONCE_BYTES
 from jax_passing.protocol.outside import Timer
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ log = logging.getLogger("jax_passing")
 ANSWER_S = 1.0  # to a question; a switch has less patience with the others that it asks
 LATE_S = 1.0  # for a timer
 LEFT_LOOK_S = 0.05  # between two looks for a sum that can't be completed, once a rank has left
+LANES_BEHIND_MAX = 3  # those of the data, in a packet (LanesBehind in xla_ffi/host/job_config.h)
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
 
 
@@ -292,6 +294,8 @@ class Membership:
         self._look: Timer | None = None  # when it looks for a sum that can't be completed, as a rank has left
         self._has_left = False
         self._ledger = programs.Ledger(settings.rank)
+        is_confidential = context.hosts_key is not None
+        self._nonce = self._outside.random_bits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES) if is_confidential else b""
         self.shards = [Shard(context, address, self._on_call) for address in settings.switch]
 
     def _on_call(self, shard: Shard, event: CallEvent) -> None:
@@ -367,9 +371,10 @@ class Membership:
             join_deadline_s=self._join_s,
             link_gbit=settings.link_gbit or shard.link_gbit,
             lease_s=settings.lease,
-            alike=alike.facts(settings, self._context.device_count),
+            alike=alike.facts(settings, self._context.device_count, self._context.hosts_key),
             started_as=self._context.started_as,
             host_name=self._outside.host_name,
+            host_nonce=self._nonce,
         )
 
     def _not_joined(self, error: PassingError, source: Shard | None = None) -> None:
@@ -396,6 +401,9 @@ class Membership:
         )
         try:
             self.transport = self._start_transport(welcomes)
+        except JoinError as error:
+            self._not_joined(error)
+            return
         except ValueError as error:
             self._not_joined(JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?"))
             return
@@ -430,6 +438,7 @@ class Membership:
             slots_per_shard=1 << max(0, (slots // len(shards)).bit_length() - 1),
             lanes_per_chunk=_agree("lanes of a chunk", shards, [welcome.lanes_per_chunk for welcome in welcomes]),
             check_key=self._check_key(welcomes),
+            mask_key=self._mask_key(welcomes),
             seed=settings.seed,
             check_nans=settings.check_nans,
             warn_s=settings.warn_s,
@@ -441,7 +450,34 @@ class Membership:
         wanted = self._settings.check_sums
         if wanted is None:
             wanted = self._context.key is not None and any(welcome.packet_keys is None for welcome in welcomes)
-        return keys.check_key(self._context.key, [welcome.nonce for welcome in welcomes]) if wanted else None
+        if not wanted:
+            return None
+        # The switch knows the job's key, but not the hosts'.
+        nonces = [welcome.nonce for welcome in welcomes]
+        return keys.check_key(self._context.hosts_key or self._context.key, nonces)
+
+    def _mask_key(self, welcomes: Sequence[messages.Welcome]) -> bytes | None:
+        """Returns None if sums aren't confidential.
+
+        Raises:
+          JoinError: a switch leaves out our own randomness, and by the key of an earlier epoch that one's sums could be
+            read; or packets are too short for as many ranks.
+        """
+        if self._context.hosts_key is None:
+            return None
+        nonces, rank, world_size = welcomes[0].host_nonces, self._settings.rank, self._settings.world_size
+        are_all_there = len(nonces) == world_size and {len(nonce) for nonce in nonces} == {NONCE_BYTES}
+        if not are_all_there or nonces[rank] != self._nonce or any(each.host_nonces != nonces for each in welcomes):
+            raise JoinError(
+                "The switch's welcome doesn't have the random numbers of all hosts, which confidential sums need. It "
+                "isn't what hosts and switches of jax_passing say: don't use this switch."
+            )
+        if world_size > (most := min(welcome.lanes_per_chunk for welcome in welcomes) - LANES_BEHIND_MAX):
+            raise JoinError(
+                f"Confidential sums of {world_size} ranks need a lane for each in a packet, and this switch's packets "
+                f"have room for {most}. Use switches with longer ones (--lanes-per-chunk), or fewer ranks."
+            )
+        return keys.mask_key(self._context.hosts_key, self._context.job, nonces)
 
     # Switches say this.
 

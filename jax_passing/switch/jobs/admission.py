@@ -113,6 +113,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
         switch_link_gbit=here.link_gbit,
         started_as=join.started_as,
         host_name=join.host_name,
+        host_nonce=join.host_nonce,
     )
 
 

@@ -285,6 +285,8 @@ class EpochStart:
             slowest = least(*(join.link_gbit for join in joins))
             slowest_switch = least(*(join.switch_link_gbit for join in joins))
         nonce = self._random_bytes() if above is None else above.nonce
+        by_rank = [join.host_nonce for _, join in sorted(epoch.joined().items())]
+        host_nonces = above.host_nonces if above else tuple(by_rank) if all(by_rank) else ()
         for worker, member in enumerate(epoch.workers()):
             member.connection.send(
                 messages.Welcome(
@@ -300,6 +302,7 @@ class EpochStart:
                     contribution_secret=secrets.contributions[worker] if secrets else None,
                     result_secret=secrets.results if secrets else None,
                     nonce=nonce,
+                    host_nonces=host_nonces,
                     link_gbit=slowest,
                     switch_link_gbit=slowest_switch,
                 )

@@ -31,3 +31,15 @@ def test_a_name_that_no_host_can_join_by(switch_key, job, reason):
 def test_a_job_without_a_switchs_key_or_the_other_way_round(switch_key, has_file, job):
     with pytest.raises(ConfigError, match="belong together"):
         key(switch_key if has_file else None, job)
+
+
+def test_a_key_of_hosts(tmp_path, capsys):
+    key(hosts=True)
+    (file := tmp_path / "hosts.key").write_text(capsys.readouterr().out)
+    file.chmod(0o600)
+    assert keys.read_key(file, keys.HOSTS) != bytes(32)
+
+
+def test_a_key_of_hosts_has_nothing_to_do_with_the_switchs(switch_key):
+    with pytest.raises(ConfigError, match="leave out --switch-key"):
+        key(switch_key, "train", hosts=True)

@@ -33,7 +33,8 @@ def test_each_group_of_the_same_devices_is_another_one(session):
 def test_a_host_that_cannot_listen_for_messages_fails_the_session(session):
     loop, failures = Loop(), []
     ranks = SimpleNamespace(host=SimpleNamespace(shards=[SimpleNamespace(own_host="192.0.2.1")]))  # isn't ours
-    session.control = SimpleNamespace(loop=loop, key=None, fail=lambda ranks, failure: failures.append(failure)), ranks
+    control = SimpleNamespace(loop=loop, key=None, hosts_key=None, fail=lambda _, failure: failures.append(failure))
+    session.control = control, ranks
     try:
         with pytest.raises(OSError, match="assign"):
             serving.Server().split(0, 0, (0,))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jax_passing.config import AXIS_NAMES_CHARACTERS_MAX, Settings
-from jax_passing.protocol import alike
+from jax_passing.protocol import alike, keys
 from jax_passing.protocol import control_messages as messages
 
 SAME = "install the same versions on all of them"
@@ -21,6 +21,7 @@ def test_a_hosts_facts():
     assert all(re.match(r"\d+\.\d+", facts[package]) for package in ("jax", "jaxlib", "jax_passing"))
     more = alike.facts(Settings(strategy="flat", axis_name=("d", "i")), 4)
     assert more == facts | {"strategy": "flat", "axis_name": "d,i", alike.DEVICES: "4"}
+    assert alike.facts(Settings(), 0, bytes(32)) == facts | {alike.HOSTS_KEY: keys.digest(bytes(32))}
     msgspec.convert(alike.facts(Settings(axis_name=("d" * AXIS_NAMES_CHARACTERS_MAX,)), 1024), messages.Facts)
 
 

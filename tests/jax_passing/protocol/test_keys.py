@@ -120,3 +120,18 @@ def test_a_channel_takes_bytes_one_by_one():
     callee.send(b"x" * 100_000)
     assert caller.receive(callee.take_outgoing()) == b"x" * 100_000
     assert asked == ["a"]
+
+
+def test_keys_of_masks():
+    nonces = [bytes([rank]) * keys.NONCE_BYTES for rank in range(3)]
+    others = [
+        keys.mask_key(bytes(32), "a", nonces),
+        keys.mask_key(b"x" * 32, "a", nonces),
+        keys.mask_key(bytes(32), "b", nonces),
+        keys.mask_key(bytes(32), "a", nonces[::-1]),
+        keys.mask_key(bytes(32), "a", nonces[:2]),
+    ]
+    assert len(set(others)) == len(others)
+    assert all(len(one) == keys.MASK_KEY_BYTES for one in others)
+    assert keys.mask_key(bytes(32), "a", list(nonces)) == others[0]
+    assert keys.digest(bytes(32)) != keys.digest(b"x" * 32)

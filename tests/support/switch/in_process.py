@@ -40,17 +40,18 @@ class Member:
       membership: to be used in `call`.
     """
 
-    def __init__(self, settings, device_count=0, key=None):
+    def __init__(self, settings, device_count=0, key=None, hosts_key=None):
         self._all_left, self._loop = threading.Event(), Loop()
+        context = HostContext(self._loop, settings, Events(self._on), key, device_count, hosts_key=hosts_key)
         try:
-            self.membership = self._loop.wait(lambda *outcomes: self._join(settings, device_count, key, *outcomes))
+            self.membership = self._loop.wait(lambda *outcomes: self._join(context, *outcomes))
         except BaseException:
             self._loop.close()
             raise
 
-    def _join(self, settings, device_count, key, joined, not_joined):
+    def _join(self, context, joined, not_joined):
         self._joined, self._not_joined = joined, not_joined
-        Membership(HostContext(self._loop, settings, Events(self._on), key, device_count))
+        Membership(context)
 
     def _on(self, event):
         match event:

@@ -95,12 +95,12 @@ void AddJob(
 }
 
 // `shards`: socket, job, epoch, first slot, worker, whole lanes and keys at each switch.
-uint32_t AddHost(
-    Packets& self, uint16_t rank, uint32_t world_size,
-    const std::vector<
-        std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t, std::optional<MemberKeyBytes>>>& shards,
-    uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
-    uint64_t first_position, uint32_t incarnation, double warn_s, double deadline_s, uint64_t seed, bool check_nans) {
+uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
+                 const std::vector<std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t,
+                                              std::optional<MemberKeyBytes>>>& shards,
+                 uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
+                 const std::optional<nb::bytes>& mask_key, uint64_t first_position, uint32_t incarnation, double warn_s,
+                 double deadline_s, uint64_t seed, bool check_nans) {
   RankOptions options{.job = {.rank = rank,
                               .world_size = world_size,
                               .shards = {},
@@ -113,6 +113,7 @@ uint32_t AddHost(
                       .deadline_s = deadline_s};
   JobConfig& config = options.job;
   if (check_key) std::memcpy(config.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);
+  if (mask_key) std::memcpy(config.mask_key.emplace().data(), mask_key->data(), Aes::kKeyBytes);
   std::vector<uint32_t> sockets;
   for (const auto& [socket, job, epoch, slot_first, worker, whole_lanes, keys] : shards) {
     sockets.push_back(socket);
@@ -222,8 +223,8 @@ NB_MODULE(_simulation, m) {
           },
           "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a)
       .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,
-           "lanes_per_chunk"_a, "check_key"_a.none(), "first_position"_a, "incarnation"_a, "warn_s"_a, "deadline_s"_a,
-           "seed"_a, "check_nans"_a)
+           "lanes_per_chunk"_a, "check_key"_a.none(), "mask_key"_a.none(), "first_position"_a, "incarnation"_a,
+           "warn_s"_a, "deadline_s"_a, "seed"_a, "check_nans"_a)
       .def("execute", &Packets::Execute, "host"_a, "execution"_a, "sites"_a, "spread_us"_a)
       .def(
           "order_message",

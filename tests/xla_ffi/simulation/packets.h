@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <tuple>
@@ -125,6 +126,10 @@ class Packets {
   bool HearsGroup(uint32_t socket) {
     return sockets_.at(socket).group && sockets_.at(socket).group->listener.heard_all();
   }
+
+  // `observer` sees each packet as it is sent, whether or not it arrives.
+  using Observer = std::function<void(const Endpoint& from, std::span<const uint8_t> packet)>;
+  void Observe(Observer observer) { observer_ = std::move(observer); }
 
   // Switches.
 
@@ -266,6 +271,7 @@ class Packets {
   void SendOut(uint32_t number, const Outgoing& out);
 
   // ---------------------------------------------------------------- hosts
+  void WatchMasks(uint32_t number, uint32_t shard, std::span<const uint8_t> packet);
   void OnHost(const Socket& socket, std::span<const uint8_t> packet, bool by_group);
   void OnEvent(uint32_t number, RankEvent event);
   void Issue(uint32_t number, const CallKey& key);
@@ -309,6 +315,11 @@ class Packets {
   std::vector<Event> events_;
   std::vector<Seen> recorded_;                 // some of all packets
   std::vector<wire::PacketKey> keys_of_then_;  // of epochs that are over
+  // Hosts of confidential sums have sent these: a hash of the lanes by host, shard and sequence; and some pairs of
+  // lanes, by their index.
+  std::map<std::tuple<uint32_t, uint32_t, uint32_t>, size_t> masked_;
+  std::set<std::pair<uint32_t, uint64_t>> masked_pairs_;
+  Observer observer_;
   uint64_t first_position_ = 0;
   uint64_t packet_count_ = 0;
   uint64_t forged_ = 0;

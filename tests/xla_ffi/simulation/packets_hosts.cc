@@ -1,5 +1,8 @@
 // The packets of a simulated cluster: its hosts.
+#include <string_view>
+
 #include "../tests/xla_ffi/simulation/packets.h"
+#include "wire/lanes.h"
 
 namespace passing::simulation {
 
@@ -33,8 +36,12 @@ uint32_t Packets::AddHost(const RankOptions& options, const std::vector<uint32_t
     socket.owner = number;
     socket.shard = shard;
     host.machine = socket.own.machine;
+    const bool is_masked = options.job.mask_key.has_value();
     host.drivers.push_back(std::make_unique<FakeDriver>(
-        [this, own = socket.own, to = *socket.peer](auto packet) { Send(own, to, std::move(packet), up_); }));
+        [this, number, shard, is_masked, own = socket.own, to = *socket.peer](auto packet) {
+          if (is_masked) WatchMasks(number, shard, packet);
+          Send(own, to, std::move(packet), up_);
+        }));
     drivers.push_back(host.drivers.back().get());
     hears_group.push_back(socket.group.has_value());
   }
@@ -69,6 +76,28 @@ void Packets::RemoveHost(uint32_t number) {
   // Nobody is left that has its results.
   references_.erase(references_.lower_bound({incarnation, CallKey{}}),
                     references_.lower_bound({incarnation + 1, CallKey{}}));
+}
+
+// Whoever sees all packets learns nothing: a mask is used once, so equal lanes come by chance alone (with a probability
+// of 2^-64 for two pairs), and what is sent again is the same.
+void Packets::WatchMasks(uint32_t number, uint32_t shard, std::span<const uint8_t> packet) {
+  wire::Header header;
+  if (wire::Decode(packet, header) != wire::DecodeError::kNone) return Violate(number, "sends no packet");
+  if (header.flags != 0) Violate(number, "shows flags of confidential elements");
+  if (header.lane_format != wire::LaneFormat::kSumInt32) Violate(number, "sends lanes that can't be masked");
+  const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
+  const std::string_view bytes(reinterpret_cast<const char*>(lanes), size_t{4} * header.element_count);
+  const auto [sent, is_new] =
+      masked_.try_emplace({number, shard, header.sequence}, std::hash<std::string_view>()(bytes));
+  if (!is_new) {
+    if (sent->second != std::hash<std::string_view>()(bytes)) Violate(number, "used a mask for two contributions");
+    return;
+  }
+  for (uint32_t pair = 0; pair < std::min(4u, header.element_count / 2u); ++pair) {
+    const uint64_t both = uint64_t{wire::LoadLane(lanes, 2 * pair)} << 32 | wire::LoadLane(lanes, 2 * pair + 1);
+    if (both == 0) break;  // a whole chunk's rest
+    if (!masked_pairs_.emplace(pair, both).second) Violate(number, "used a mask twice");
+  }
 }
 
 void Packets::OnHost(const Socket& socket, std::span<const uint8_t> packet, bool by_group) {

@@ -54,6 +54,7 @@ void Packets::Probe(uint32_t number, const Endpoint& group, const wire::ProbeNam
 void Packets::Send(const Endpoint& from, const Endpoint& to, std::vector<uint8_t> packet, const Faults& faults,
                    bool by_group) {
   ++packet_count_;
+  if (observer_) observer_(from, packet);
   if (strangers_.forge > 0) Watch({from, to, packet, by_group});
   const auto blocked = blocked_until_.find({from.machine, to.machine});
   if (blocked != blocked_until_.end() && now_us() < blocked->second) return;

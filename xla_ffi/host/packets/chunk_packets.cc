@@ -14,16 +14,27 @@ ChunkPackets::ChunkPackets(const JobConfig& job)
     : job_(job),
       check_(job.check_key ? std::optional<SumCheck>(std::in_place, *job.check_key, job.rank, job.world_size)
                            : std::nullopt),
+      masks_(job.mask_key ? std::optional<LaneMasks>(std::in_place, *job.mask_key, job.rank, job.world_size)
+                          : std::nullopt),
       sharding_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard) {
   assert(IsInRange(job));
 }
 
-// Chunks that are added up have a check; those whose maximum is taken have none.
-bool ChunkPackets::IsChecked(const PlacedSegment& placed, uint32_t chunk) const {
-  return check_ && !placed.segment().CarriesExponents(chunk) && placed.sum->spec().op == Op::kSum;
+// The switch adds up its lanes; else it takes their maximum. Masked lanes are always added up.
+bool ChunkPackets::IsAddedUp(const PlacedSegment& placed, uint32_t chunk) const {
+  return masks_ || (!placed.segment().CarriesExponents(chunk) && placed.sum->spec().op == Op::kSum);
 }
 
+// Chunks that are added up have a check; those whose maximum is taken have none.
+bool ChunkPackets::IsChecked(const PlacedSegment& placed, uint32_t chunk) const {
+  return check_ && IsAddedUp(placed, chunk);
+}
+
+// Exponents that are added up have no exponents themselves.
 SumCheck::Chunk ChunkPackets::ToCheck(const PlacedSegment& placed, uint32_t chunk) const {
+  if (placed.segment().CarriesExponents(chunk)) {
+    return {.position = placed.PositionOf(chunk), .exponents = {}, .may_wrap = false};
+  }
   return {.position = placed.PositionOf(chunk),
           .exponents = placed.exponents.Sending(placed.segment(), chunk),
           .may_wrap = placed.sum->lanes_may_wrap()};
@@ -43,12 +54,12 @@ uint32_t ChunkPackets::DataLanesOf(const PlacedSegment& placed, uint32_t chunk) 
 
 // The lanes of a chunk. A packet may have more, which are 0.
 uint32_t ChunkPackets::LanesOf(const PlacedSegment& placed, uint32_t chunk) const {
-  return DataLanesOf(placed, chunk) + (IsChecked(placed, chunk) ? SumCheck::kLanes : 0);
+  const uint32_t behind = IsChecked(placed, chunk) ? SumCheck::kLanes : masks_ ? kFlagLanes : 0;
+  return DataLanesOf(placed, chunk) + behind;
 }
 
 wire::Header ChunkPackets::HeaderOf(const PlacedSegment& placed, uint32_t chunk) const {
   const uint64_t position = placed.PositionOf(chunk);
-  const bool maxima = placed.segment().CarriesExponents(chunk) || placed.sum->spec().op == Op::kMax;
   const ShardSlot at = sharding_.At(position);
   const Shard& shard = job_.shards[at.shard];
   const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(placed, chunk);
@@ -59,35 +70,43 @@ wire::Header ChunkPackets::HeaderOf(const PlacedSegment& placed, uint32_t chunk)
           .slot = static_cast<uint16_t>(shard.slot_first + at.slot),
           .sequence = static_cast<uint32_t>(position),
           .version = at.version,
-          .lane_format = maxima ? wire::LaneFormat::kMaxInt32 : wire::LaneFormat::kSumInt32,
+          .lane_format = IsAddedUp(placed, chunk) ? wire::LaneFormat::kSumInt32 : wire::LaneFormat::kMaxInt32,
           .element_count = static_cast<uint16_t>(lanes),
           .tagged = shard.keys.has_value()};
 }
 
-size_t ChunkPackets::Write(const PlacedSegment& placed, uint32_t chunk, uint8_t* packet) const {
+ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t chunk, uint8_t* packet) const {
   const Segment& segment = placed.segment();
   uint8_t* lanes = packet + wire::kHeaderBytes;
   wire::Header header = HeaderOf(placed, chunk);
   const uint32_t lane_count = LanesOf(placed, chunk);
   std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
+  uint8_t flags = 0;
   if (segment.CarriesExponents(chunk)) {
     placed.exponents.Write(placed.sum->plan().ExponentRange(segment, chunk), lanes);
     // Backwards: a sealed number takes more lanes.
-    for (uint32_t i = check_ ? NumberCount(placed, chunk) : 0; i-- > 0;) {
+    for (uint32_t i = seals_numbers() ? NumberCount(placed, chunk) : 0; i-- > 0;) {
       const auto number = static_cast<int32_t>(wire::LoadLane(lanes, i));
       check_->SealNumber(placed.PositionOf(chunk), i, number, lanes + 4 * size_t{SumCheck::kNumberLanes} * i);
     }
   } else {
-    header.flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), lanes);
+    flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), lanes);
   }
   if (IsChecked(placed, chunk)) {
-    check_->Write(ToCheck(placed, chunk), header.flags, DataLanesOf(placed, chunk), lanes);
+    check_->Write(ToCheck(placed, chunk), flags, DataLanesOf(placed, chunk), lanes);
+  } else if (masks_) {
+    wire::StoreLane(lanes, DataLanesOf(placed, chunk), FlagLane(flags));
+  }
+  if (masks_) {
+    masks_->Mask(placed.PositionOf(chunk), lane_count, lanes);
+  } else {
+    header.flags = flags;
   }
   wire::Encode(header, packet);
   const uint64_t position = placed.PositionOf(chunk);
   const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
   if (keys) keys->contribution.Seal(packet, header.element_count, position);
-  return header.packet_bytes();
+  return {header.packet_bytes(), flags};
 }
 
 bool ChunkPackets::IsResult(const wire::Header& header, const PlacedSegment& placed, uint32_t chunk) const {
@@ -96,7 +115,7 @@ bool ChunkPackets::IsResult(const wire::Header& header, const PlacedSegment& pla
   expected.worker = wire::kEveryWorker;
   expected.flags = header.flags;
   if (header != expected) return false;
-  const bool may_be_flagged = !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->spec().dtype);
+  const bool may_be_flagged = !masks_ && !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->spec().dtype);
   return header.flags == 0 || may_be_flagged;
 }
 
@@ -105,9 +124,19 @@ bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position)
   return !keys || keys->result.Fits(packet, position);
 }
 
+ChunkPackets::Summed ChunkPackets::Unmasked(const PlacedSegment& placed, uint32_t chunk, const wire::Header& header,
+                                            const uint8_t* lanes, uint8_t* scratch) const {
+  if (!masks_) return {lanes, header.flags};
+  const uint32_t lane_count = LanesOf(placed, chunk);
+  masks_->Unmask(placed.PositionOf(chunk), lane_count, lanes, scratch);
+  std::fill_n(scratch + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
+  const bool may_be_flagged = !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->spec().dtype);
+  return {scratch, may_be_flagged ? FlagsOfLane(wire::LoadLane(scratch, DataLanesOf(placed, chunk))) : uint8_t{0}};
+}
+
 const uint8_t* ChunkPackets::Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes,
                                     uint8_t* scratch) const {
-  if (check_) {
+  if (seals_numbers()) {
     const uint32_t count = NumberCount(placed, chunk);
     for (uint32_t i = 0; i < count; ++i) {
       const uint8_t* sealed = lanes + 4 * size_t{SumCheck::kNumberLanes} * i;

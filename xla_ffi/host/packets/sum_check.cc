@@ -27,20 +27,6 @@ constexpr int kNumberCodeBits = 32 - SumCheck::kNumberBits;  // in each lane
 constexpr uint32_t kFlagBase = kMaxRanks + 1;
 constexpr uint32_t kFlagFactors[] = {1, kFlagBase, kFlagBase* kFlagBase};
 
-uint32_t FlagLane(uint8_t flags) {
-  uint32_t lane = 0;
-  for (int bit = 0; bit < 3; ++bit) lane += (flags >> bit & 1) * kFlagFactors[bit];
-  return lane;
-}
-
-// Are these the flags that somebody set?
-bool FlagsFit(uint8_t flags, uint32_t lane) {
-  for (int bit = 0; bit < 3; ++bit) {
-    if ((lane / kFlagFactors[bit] % kFlagBase != 0) != ((flags >> bit & 1) != 0)) return false;
-  }
-  return true;
-}
-
 PASSING_CLONES int64_t Product(const uint8_t* __restrict lanes, uint32_t count, const int32_t* __restrict factors) {
   int64_t sum = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -62,6 +48,18 @@ uint32_t BelowPrime(int64_t value) {
 }
 
 }  // namespace
+
+uint32_t FlagLane(uint8_t flags) {
+  uint32_t lane = 0;
+  for (int bit = 0; bit < 3; ++bit) lane += (flags >> bit & 1) * kFlagFactors[bit];
+  return lane;
+}
+
+uint8_t FlagsOfLane(uint32_t flag_lane) {
+  uint8_t flags = 0;
+  for (int bit = 0; bit < 3; ++bit) flags |= (flag_lane / kFlagFactors[bit] % kFlagBase != 0) << bit;
+  return flags;
+}
 
 SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(rank), world_size_(world_size) {
   assert(rank < world_size && world_size <= kMaxRanks);
@@ -114,7 +112,7 @@ void SumCheck::Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t*
 }
 
 bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const uint8_t* lanes) const {
-  if (!FlagsFit(flags, wire::LoadLane(lanes, count))) return false;
+  if (flags != FlagsOfLane(wire::LoadLane(lanes, count))) return false;
   Pads pads{};
   const uint64_t name = NameOf(chunk);
   for (uint32_t rank = 0; rank < world_size_; ++rank) AddPads(name, rank, chunk.may_wrap, pads);

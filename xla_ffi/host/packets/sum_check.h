@@ -32,9 +32,15 @@
 
 namespace passing {
 
+// A lane of flags, which is added up like any lane: it counts the ranks that set each flag.
+inline constexpr uint32_t kFlagLanes = 1;
+uint32_t FlagLane(uint8_t flags);
+// The flags that some rank set, of the sum of these lanes.
+uint8_t FlagsOfLane(uint32_t flag_lane);
+
 class SumCheck {
  public:
-  static constexpr uint32_t kLanes = 3;
+  static constexpr uint32_t kLanes = 2 + kFlagLanes;
   static constexpr size_t kKeyBytes = 16;
   using Key = std::array<uint8_t, kKeyBytes>;
 

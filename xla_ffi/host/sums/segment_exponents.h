@@ -13,6 +13,10 @@
 // execution and the step that were guessed from. A rank whose elements aren't exact gives the greatest number for all
 // four. All ranks see the same maxima, so all decide alike: either the guessed data counts, or it is sent again at the
 // true exponents (docs/internals/protocol.md).
+//
+// Where lanes are masked, a switch can't take maxima. There the ranks are apart: each has 16 bits of its own for its
+// exponent of a block, or 0, and a lane of its own that names its guess. The others leave them 0, so the sum has what
+// every rank said.
 #ifndef XLA_FFI_HOST_SUMS_SEGMENT_EXPONENTS_H_
 #define XLA_FFI_HOST_SUMS_SEGMENT_EXPONENTS_H_
 
@@ -85,11 +89,11 @@ class SegmentExponents {
 
   // The numbers in the exponent chunk that carries these blocks of the segment.
   uint32_t NumberCount(const ChunkRange& blocks) const {
-    return per_block_ * blocks.count + (guesses_ ? kGuessNumbers : 0);
+    return per_block_ * blocks.count + (guesses_ ? guess_numbers_ : 0);
   }
   // Writes them, a lane each.
   void Write(const ChunkRange& blocks, uint8_t* lanes) const;
-  // May this be its result, so that no lane is less than our own? Called before Take.
+  // May this be its result, so that no lane is less than our own, or our own lanes are in it? Called before Take.
   bool MayBe(const ChunkRange& blocks, const uint8_t* lanes) const;
   // Takes its result; called once for each exponent chunk.
   void Take(const ChunkRange& blocks, const uint8_t* lanes);
@@ -110,15 +114,24 @@ class SegmentExponents {
   // Calls f(number) for the numbers of these blocks, in the order in which they travel, of this host.
   template <typename F>
   void ForEachNumber(const ChunkRange& blocks, F&& f) const;
+  // The same where ranks are apart: f(index of a lane, its value, the bits of it that are this rank's).
+  template <typename F>
+  void ForEachOwnLane(const ChunkRange& blocks, F&& f) const;
+  void TakeMaxima(const ChunkRange& blocks, const uint8_t* lanes);
+  void TakeApart(const ChunkRange& blocks, const uint8_t* lanes);
+  void TakeBlock(uint64_t block, int32_t exponent, bool from_one_rank);
 
   std::vector<int32_t> exponents_;  // this host's, then those of the data at the true exponents
   std::vector<int32_t> of_job_;     // if the segment guesses
   Guess guess_;                     // no exponents unless the segment guesses
   std::vector<EarlyResult> kept_;
   uint32_t per_block_ = 0;
+  uint32_t guess_numbers_ = 0;
   uint32_t rank_ = 0;
   uint32_t world_size_ = 1;
   uint32_t chunks_awaited_ = 0;
+  bool moves_bits_ = false;
+  bool ranks_apart_ = false;
   bool guesses_ = false;
   bool guessed_right_ = false;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 #include "host/numbers/element_classes.h"
@@ -47,6 +48,7 @@ std::unique_ptr<ElementPass> ElementPass::Of(Sum sum, const PlanLimits& limits, 
 
 ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us)
     : SumPass(buffers->sum().key, /*pass=*/0, buffers->sum().spec, buffers->plan(), buffers, started_us),
+      rank_(rank),
       rounding_key_(RoundingKey(rank, buffers->sum().key)) {}
 
 std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
@@ -99,8 +101,29 @@ uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<co
 uint8_t ElementPass::EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const {
   const std::span<const void* const> inputs = buffers()->InputsAt(run);
   if (spec().op != Op::kMax) return EncodeLanes(plan().format(), inputs, run.count, exponent, lanes, RoundingOf(run));
-  EncodeMaxima(inputs, run.count, lanes);
+  plan().ranks_apart() ? EncodeApart(inputs, run.count, lanes) : EncodeMaxima(inputs, run.count, lanes);
   return 0;
+}
+
+void ElementPass::EncodeApart(std::span<const void* const> inputs, uint32_t count, uint8_t* lanes) const {
+  std::array<uint8_t, 4 * wire::kMaxLanes> own;  // a chunk has no more elements than lanes
+  EncodeMaxima(inputs, count, own.data());
+  std::fill_n(lanes, 4 * size_t{plan().LanesOf(count)}, uint8_t{0});
+  for (uint32_t i = 0; i < count; ++i) {
+    wire::StoreLane(lanes, plan().LanesOf(i) + rank_.rank, wire::LoadLane(own.data(), i));
+  }
+}
+
+void ElementPass::DecodeApart(const uint8_t* lanes, uint32_t count, std::span<void* const> outputs) const {
+  std::array<uint8_t, 4 * wire::kMaxLanes> maxima;
+  for (uint32_t i = 0; i < count; ++i) {
+    int32_t greatest = std::numeric_limits<int32_t>::min();
+    for (uint32_t lane = plan().LanesOf(i); lane < plan().LanesOf(i + 1); ++lane) {
+      greatest = std::max(greatest, static_cast<int32_t>(wire::LoadLane(lanes, lane)));
+    }
+    wire::StoreLane(maxima.data(), i, static_cast<uint32_t>(greatest));
+  }
+  DecodeLanes(plan().format(), maxima.data(), count, /*exponent=*/0, outputs);
 }
 
 // The lanes were sent from a packet that is gone, so they are made again: to keep them would take memory by the
@@ -134,6 +157,7 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
     if (!buffers()->sum().residuals.empty()) KeepResiduals(run, exponent);
     const uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
     const std::span<void* const> outputs = buffers()->OutputsAt(run);
+    if (plan().ranks_apart()) return DecodeApart(at, run.count, outputs);
     DecodeLanes(plan().format(), at, run.count, exponent, outputs);
     if (marked) MarkClasses(spec().dtype, {classes.data(), run.count}, outputs[0]);
   });

@@ -62,6 +62,11 @@ class ElementPass : public SumPass {
   uint8_t EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const;
   void KeepResiduals(const ElementRun& run, int32_t exponent) const;
 
+  // The same of maxima whose ranks are apart, and back.
+  void EncodeApart(std::span<const void* const> inputs, uint32_t count, uint8_t* lanes) const;
+  void DecodeApart(const uint8_t* lanes, uint32_t count, std::span<void* const> outputs) const;
+
+  const Rank rank_;
   const uint64_t rounding_key_;
   mutable std::vector<double> elements_;  // of a precise sum, once its exponents were asked for
   // The first cell and the end of each stretch of flagged chunks. The classes of their elements are kept in the

@@ -23,9 +23,13 @@ ElementFormat FormatOf(const SumSpec& spec, uint32_t world_size) {
 SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_size)
     : limits_(limits),
       format_(FormatOf(spec, world_size)),
-      group_(LaneGroupOf(format_)),
+      ranks_apart_(limits.ranks_apart && spec.op == Op::kMax),
+      group_(ranks_apart_ ? LaneGroup{1, world_size} : LaneGroupOf(format_)),
       cells_per_chunk_(limits.lanes_per_chunk / group_.lanes * group_.elements) {
-  const uint32_t per_block = format_.is_narrow() ? 1 : kNumbersPerBlock;
+  const uint16_t per_block = limits.ranks_apart    ? static_cast<uint16_t>(CeilDiv(world_size, kRanksPerLane))
+                             : format_.is_narrow() ? 1
+                                                   : kNumbersPerBlock;
+  const uint32_t guess_numbers = limits.ranks_apart ? world_size : kGuessNumbers;
   const uint32_t numbers_per_chunk = limits.lanes_per_chunk / limits.lanes_per_exponent;
   assert(cells_per_chunk_ > 0 && numbers_per_chunk >= per_block);
   assert(spec.op == Op::kSum || spec.dtype == DType::kInt32);  // other dtypes' lanes don't compare as their elements
@@ -45,6 +49,8 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
   const uint32_t capacity = kSegmentLanes / group_.lanes * group_.elements;
   const auto close = [&](Segment segment) {
     segment.per_block = per_block;
+    segment.moves_bits = !format_.is_narrow();
+    segment.ranks_apart = limits.ranks_apart;
     segment.exponent_chunks = static_cast<uint32_t>(CeilDiv(segment.block_count, numbers_per_chunk / per_block));
     segment.data_chunks = static_cast<uint32_t>(CeilDiv(segment.cell_count, cells_per_chunk_));
     segments_.push_back(segment);
@@ -74,7 +80,7 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
   }
   close(segment);
   Segment& only = segments_.front();
-  const uint32_t numbers = per_block * only.block_count + kGuessNumbers;
+  const uint32_t numbers = per_block * only.block_count + guess_numbers;
   if (!format_.precise || only.data_chunks > kMaxGuessedChunks || numbers > numbers_per_chunk) return;
   if (1 + 2 * only.data_chunks > limits.window) return;
   only.repeat_chunks = only.data_chunks;

@@ -26,11 +26,17 @@ inline constexpr uint32_t kPreciseLanesOfSum = 1440;
 // The numbers in an exponent chunk: of each block, and in addition where the segment guesses (segment_exponents.h).
 inline constexpr uint32_t kNumbersPerBlock = 2, kGuessNumbers = 4;
 
+// Ranks that have lanes of their own for exponents share a lane by so many.
+inline constexpr uint32_t kRanksPerLane = 2;
+
 // A sum has to be cut so that its parts fit into these.
 struct PlanLimits {
   uint32_t lanes_per_chunk;         // of data
   uint32_t window;                  // a sum that guesses its exponents must fit into it as a whole
   uint32_t lanes_per_exponent = 1;  // of each number in an exponent chunk
+  // No maxima are taken: ranks have lanes of their own for their exponents, and for the elements of a maximum. So all
+  // lanes are added up, and may be masked.
+  bool ranks_apart = false;
 };
 
 struct Segment {
@@ -39,7 +45,9 @@ struct Segment {
   uint64_t first_block = 0;
   uint32_t block_count = 0;      // 0 for integers, which need no scale
   uint32_t exponent_chunks = 0;  // sent first
-  uint32_t per_block = 0;        // numbers that an exponent chunk has of each block (segment_exponents.h)
+  uint16_t per_block = 0;        // numbers that an exponent chunk has of each block (segment_exponents.h)
+  bool moves_bits = false;       // blocks that one rank has alone travel as their bits
+  bool ranks_apart = false;      // PlanLimits
   uint32_t data_chunks = 0;
   // The data of a small sum travels together with its exponents, scaled by guesses. These chunks carry the data again
   // if a guess was wrong.
@@ -88,6 +96,9 @@ class SumPlan {
 
   // How elements travel, alike on every rank.
   const ElementFormat& format() const { return format_; }
+  // Does each rank have lanes of its own for its elements, as where masked lanes carry maxima? An element has as many
+  // lanes as there are ranks then.
+  bool ranks_apart() const { return ranks_apart_; }
   // Lanes of this many cells: a range of a chunk, or the offset of a run in it.
   uint32_t LanesOf(uint32_t cells) const { return cells / group_.elements * group_.lanes; }
 
@@ -140,6 +151,7 @@ class SumPlan {
 
   PlanLimits limits_;
   ElementFormat format_;
+  bool ranks_apart_;
   LaneGroup group_;
   uint32_t cells_per_chunk_;
   std::vector<uint64_t> leaf_starts_;     // cell at which each leaf starts, and the end

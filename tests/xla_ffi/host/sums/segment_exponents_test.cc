@@ -16,6 +16,7 @@ constexpr Segment kGuessing{.cell_count = 300,
                             .block_count = 2,
                             .exponent_chunks = 1,
                             .per_block = kNumbersPerBlock,
+                            .moves_bits = true,
                             .data_chunks = 2,
                             .repeat_chunks = 2,
                             .exponents_at = 2};
@@ -47,8 +48,12 @@ TEST(SegmentExponents, integersHaveNone) {
 }
 
 TEST(SegmentExponents, aLargeSegmentWaitsForAllOfItsExponentChunks) {
-  const Segment segment{
-      .cell_count = 9000, .block_count = 3, .exponent_chunks = 2, .per_block = kNumbersPerBlock, .data_chunks = 5};
+  const Segment segment{.cell_count = 9000,
+                        .block_count = 3,
+                        .exponent_chunks = 2,
+                        .per_block = kNumbersPerBlock,
+                        .moves_bits = true,
+                        .data_chunks = 5};
   SegmentExponents exponents(segment, {1, -2, kNoExponent}, kRank, kRanks);
   EXPECT_EQ(exponents.NumberCount({.first = 0, .count = 2}), 4u);
   EXPECT_EQ(Lanes(exponents, {.first = 0, .count = 2}, 4), (std::vector<int32_t>{5, -5, -7, 7}));
@@ -65,8 +70,12 @@ TEST(SegmentExponents, aLargeSegmentWaitsForAllOfItsExponentChunks) {
 
 // Also where the exponents are equal, and for each pair of ranks that have something.
 TEST(SegmentExponents, onlyARankThatIsAloneMovesBits) {
-  const Segment segment{
-      .cell_count = 256, .block_count = 1, .exponent_chunks = 1, .per_block = kNumbersPerBlock, .data_chunks = 1};
+  const Segment segment{.cell_count = 256,
+                        .block_count = 1,
+                        .exponent_chunks = 1,
+                        .per_block = kNumbersPerBlock,
+                        .moves_bits = true,
+                        .data_chunks = 1};
   const int32_t all[] = {kNoExponent, kMinExponent, -1, 0, 5, kMaxExponent};
   for (const uint32_t ranks : {1u, 2u, 3u, kMaxWorldSize}) {
     for (const uint32_t other : {0u, 1u, ranks - 1}) {

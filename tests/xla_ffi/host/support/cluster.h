@@ -28,6 +28,7 @@ struct ClusterOptions {
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
   std::optional<SumCheck::Key> check_key{};
+  std::optional<LaneMasks::Key> mask_key{};
   bool check_nans = false;
   bool plain = false;   // all elements are finite, and there when their sum starts
   double warn_s = 0.2;  // of a stall, which no deadline ends
@@ -69,6 +70,8 @@ class Cluster {
   const std::optional<Failure>& failure(uint32_t rank) const { return failures_[rank]; }
   // Elements that weren't finite, as it told.
   const std::vector<NonFinite>& non_finite(uint32_t rank) const { return non_finite_[rank]; }
+
+  void Observe(simulation::Packets::Observer observer) { packets_.Observe(std::move(observer)); }
 
   // The rank takes nothing and sends nothing for so long.
   void Pause(uint32_t rank, int64_t pause_us) { packets_.Pause(MachineOf(rank), now_us() + pause_us); }
@@ -188,6 +191,7 @@ class Cluster {
                                 .slots_per_shard = options_.slot_count,
                                 .lanes_per_chunk = options_.lanes_per_chunk,
                                 .check_key = options_.check_key,
+                                .mask_key = options_.mask_key,
                                 .check_nans = options_.check_nans,
                                 .first_position = options_.first_position},
                         .warn_s = options_.warn_s,

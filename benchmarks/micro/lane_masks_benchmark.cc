@@ -1,0 +1,67 @@
+// Times the masks of confidential sums by the number of ranks and lanes: what a rank in the middle does to a
+// contribution, and what each does to a result. Built with -DPASSING_BUILD_TESTS=ON. "per KB": of lanes.
+#include <benchmark/benchmark.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "host/packets/lane_masks.h"
+#include "wire/header.h"
+
+namespace passing {
+namespace {
+
+void PerKb(benchmark::State& state, uint32_t lane_count) {
+  const double kilobytes = static_cast<double>(state.iterations()) * 4 * lane_count / 1024;
+  state.counters["per KB"] = benchmark::Counter(kilobytes, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+}
+
+void Mask(benchmark::State& state) {
+  const auto lane_count = static_cast<uint32_t>(state.range(0));
+  const LaneMasks masks(LaneMasks::Key{1}, 1, 4);
+  std::vector<uint8_t> lanes(size_t{4} * lane_count);
+  uint64_t position = 0;
+  for (auto _ : state) {
+    masks.Mask(position++, lane_count, lanes.data());
+    benchmark::ClobberMemory();
+  }
+  PerKb(state, lane_count);
+}
+
+void Unmask(benchmark::State& state) {
+  const auto lane_count = static_cast<uint32_t>(state.range(0));
+  const LaneMasks masks(LaneMasks::Key{1}, 1, 4);
+  const std::vector<uint8_t> masked(size_t{4} * lane_count);
+  std::vector<uint8_t> lanes(masked.size());
+  uint64_t position = 0;
+  for (auto _ : state) {
+    masks.Unmask(position++, lane_count, masked.data(), lanes.data());
+    benchmark::ClobberMemory();
+  }
+  PerKb(state, lane_count);
+}
+
+// By each implementation that this CPU has, the fastest first.
+void Encrypt(benchmark::State& state) {
+  const Aes aes(LaneMasks::Key{1});
+  const std::vector<Aes::Encryption> all = Aes::All();
+  const auto which = static_cast<size_t>(state.range(0));
+  if (which >= all.size()) return state.SkipWithError("this CPU has no more");
+  constexpr uint32_t kBlocks = 96;
+  std::vector<uint8_t> out(size_t{kBlocks} * Aes::kBlockBytes);
+  uint64_t position = 0;
+  for (auto _ : state) {
+    all[which](aes.keys(), position++, 0, kBlocks, out.data());
+    benchmark::ClobberMemory();
+  }
+  PerKb(state, kBlocks * Aes::kBlockBytes / 4);
+}
+
+BENCHMARK(Mask)->Arg(1)->Arg(64)->Arg(256)->Arg(wire::kMaxLanes);
+BENCHMARK(Unmask)->Arg(1)->Arg(64)->Arg(256)->Arg(wire::kMaxLanes);
+BENCHMARK(Encrypt)->DenseRange(0, 2);
+
+}  // namespace
+}  // namespace passing
+
+BENCHMARK_MAIN();
