@@ -19,7 +19,7 @@ from jax_passing.pipelining.homes import Homes
 from jax_passing.pipelining.jobs import check_job, check_jobs, processes_of, session_info
 from jax_passing.pipelining.optimizer import stagewise_optimizer
 from jax_passing.pipelining.runner import Runner
-from jax_passing.pipelining.schedule import Schedule
+from jax_passing.pipelining.schedule import Kind, Schedule
 from jax_passing.pipelining.sending import is_here, send
 from jax_passing.pipelining.step import Step
 
@@ -124,13 +124,52 @@ class Pipeline:
 
         Raises UsageError if the batch or the parameters have other shapes.
         """
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, batch))):
-            raise UsageError(
-                "A step of a pipeline is many programs on several devices, so it can't be inside of another program: "
-                "call it outside of jax.jit, jax.grad, jax.vmap and jax.eval_shape."
-            )
+        _check_outside(params, batch)
         with no_mesh():  # a stage has a mesh of its own, whatever jax.set_mesh has set
             return self._value_and_grad(params, batch)
+
+    def evaluate(self, params: Any, batch: Any) -> Any:
+        """Computes the loss (and aux) of each microbatch by forward passes alone: nothing is kept, or differentiated.
+
+            losses, aux = step.evaluate(params, batch)
+            logits = aux["logits"].reshape(-1, vocabulary)     # that has_aux returns, in the order of the rows
+
+        Args:
+          params: as for a step.
+          batch: as for a step.
+
+        Returns:
+          The loss, or (loss, aux), in which each array has a leading dimension: for the microbatches of all indices of
+          the data axis of the mesh, in the order of the batch. Other hosts' aren't among them: sum over the hosts what
+          is meant for all (`jax_passing.process_sum`).
+
+        Raises UsageError as a step does.
+        """
+        _check_outside(params, batch)
+        with no_mesh():
+            self._check_session()
+            leaves = self.plan.leaves_of_params(params)
+            self._homes.check_placed(leaves)
+            batches = self._batches.by_stage(batch, self._runners)
+            held = [self._homes.held_by(runner, leaves) for runner in self._runners]
+            step = Step(self._runners, held, batches, self.schedule, is_training=False)
+            for task in self._tasks:
+                if task.kind is Kind.FORWARD:
+                    step.do(task)
+            outputs: list[Output] = []
+            arrays: list[Any] = []
+            for runner, by_microbatch in zip(self._runners, step.outputs, strict=True):
+                outputs += runner.passes.stage.outputs
+                arrays += self._shared(runner.all_results(by_microbatch), runner)
+            found = jax.vmap(lambda own: self.plan.result(list(zip(outputs, own, strict=True))))(arrays)
+            return self._awaited(found)
+
+    def _awaited(self, found: Any) -> Any:
+        if self._spans_processes and self.mesh.devices.flat[0].platform == "cpu":
+            # XLA has about as many threads as the process has devices, and a sum that waits for other processes keeps
+            # some. If the next step's sends found none, the processes would wait for each other for ever.
+            jax.block_until_ready(found)
+        return found
 
     def _value_and_grad(self, params: Any, batch: Any) -> tuple[Any, Any]:
         self._check_session()
@@ -141,12 +180,7 @@ class Pipeline:
         step = Step(self._runners, held, batches, self.schedule)
         for task in self._tasks:
             step.do(task)
-        found = self._result(step), self._homes.gradients(step.sums, leaves)
-        if self._spans_processes and self.mesh.devices.flat[0].platform == "cpu":
-            # XLA has about as many threads as the process has devices, and a sum that waits for other processes keeps
-            # some. If the next step's sends found none, the processes would wait for each other for ever.
-            jax.block_until_ready(found)
-        return found
+        return self._awaited((self._result(step), self._homes.gradients(step.sums, leaves)))
 
     def _check_session(self) -> None:
         """Checks the session again, which may have been opened or closed since `pipeline` looked at it."""
@@ -172,6 +206,15 @@ class Pipeline:
             return jax.device_put(results, self._everywhere)
         copies = {row: send(results, runner.mesh, [row] * len(results)) for row in self._homes.rows}
         return next(copy for row, copy in copies.items() if is_here(row))
+
+
+def _check_outside(params: Any, batch: Any) -> None:
+    """Raises UsageError inside of a program."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((params, batch))):
+        raise UsageError(
+            "A step of a pipeline is many programs on several devices, so it can't be inside of another program: "
+            "call it outside of jax.jit, jax.grad, jax.vmap and jax.eval_shape."
+        )
 
 
 def pipeline(

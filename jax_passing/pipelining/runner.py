@@ -70,18 +70,29 @@ class Runner:
         ]
 
     def forward(
-        self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any], number: Any
+        self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any], number: Any, keeps: bool = True
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Returns the arrays carried on, the outputs, and the arrays kept, of microbatch `number`."""
+        """Returns the arrays carried on, the outputs, and the arrays kept, of microbatch `number`.
+
+        `keeps`: whether a backward pass follows; else no arrays are kept.
+        """
         if not self.is_here:
             return self._elsewhere(self.passes.stage.carried_out), self._elsewhere(self.passes.outputs), []
-        return self._forward(held, carried, batch, number)
+        return (self._forward_and_keep if keeps else self._forward)(held, carried, batch, number)
+
+    @functools.cached_property
+    def _forward_and_keep(self) -> Any:
+        return self._forwards(keeps=True)
 
     @functools.cached_property
     def _forward(self) -> Any:
+        return self._forwards(keeps=False)
+
+    def _forwards(self, keeps: bool) -> Any:
         def body(held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any], number: Any) -> Any:
             own = [_microbatch(array, number) for array in batch]
-            return _with_dimension(self.passes.forward(held, _without_dimension(carried), own))
+            carried_on, outputs, kept = self.passes.forward(held, _without_dimension(carried), own)
+            return _with_dimension((carried_on, outputs, kept if keeps else []))
 
         differing, same = self.differing.spec, self.same.spec
         mapped = self._along_data(body, (same, differing, differing, same), differing)
@@ -133,6 +144,22 @@ class Runner:
             for index, mean in zip(floats, means, strict=True):
                 last[index] = mean
         return last
+
+    def all_results(self, by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
+        """Returns the outputs of all microbatches, stacked in the order of the batch."""
+        if not self.is_here:
+            count = self.mesh.shape[self._axis] * self._microbatches
+            shapes = [jax.ShapeDtypeStruct((count, *each.shape), each.dtype) for each in self.passes.outputs]
+            return [elsewhere(shape, self.same) for shape in shapes]
+        return self._stack(by_microbatch)
+
+    @functools.cached_property
+    def _stack(self) -> Any:
+        def body(by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
+            stacked = [jnp.stack(arrays, 1) for arrays in zip(*by_microbatch, strict=True)]
+            return [array.reshape(-1, *array.shape[2:]) for array in stacked]
+
+        return jax.jit(body, out_shardings=self.same)
 
     @functools.cached_property
     def _mean(self) -> Any:

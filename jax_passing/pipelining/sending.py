@@ -50,11 +50,11 @@ def send(arrays: Sequence[jax.Array], source: Mesh, targets: Sequence[NamedShard
         return []
     is_inside = NamedSharding(source, PartitionSpec()).is_fully_addressable and targets[0].is_fully_addressable
     if is_inside or source == targets[0].mesh:
-        return jax.device_put(list(arrays), list(targets))
+        return _placed(arrays, targets)
     here = [NamedSharding(source, target.spec) for target in targets]
     ways = [_Way(source, mesh_of(target), target.spec) for target in targets]
     if is_here(here[0]):
-        leaving = _lifted(tuple(here))(jax.device_put(list(arrays), here))
+        leaving = _lifted(tuple(here))(_placed(arrays, here))
     elif is_here(targets[0]):
         leaving = [elsewhere(_lifted_shape(array), way.near) for array, way in zip(arrays, ways, strict=True)]
     else:
@@ -65,6 +65,15 @@ def send(arrays: Sequence[jax.Array], source: Mesh, targets: Sequence[NamedShard
         return [elsewhere(array, target) for array, target in zip(arrays, targets, strict=True)]
     arrived = [way.far_end(array) for way, array in zip(ways, both, strict=True)]
     return _lowered(tuple(targets), tuple(map(_key_kind, arrays)))(arrived)
+
+
+def _placed(arrays: Sequence[jax.Array], targets: Sequence[NamedSharding]) -> list[jax.Array]:
+    """Does what jax.device_put does, which refuses random keys that lie so already, if their sharding is written in
+    another way (P(None) for P()) and goes over several processes."""
+    pairs = list(zip(arrays, targets, strict=True))
+    moving = [pair for pair in pairs if not pair[0].sharding.is_equivalent_to(pair[1], pair[0].ndim)]
+    moved = iter(jax.device_put([array for array, _ in moving], [target for _, target in moving]))
+    return [array if array.sharding.is_equivalent_to(target, array.ndim) else next(moved) for array, target in pairs]
 
 
 class _Way:

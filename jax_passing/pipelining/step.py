@@ -20,13 +20,20 @@ class Step:
     """
 
     def __init__(
-        self, runners: Sequence[Runner], held: Sequence[Any], batches: Sequence[Any], schedule: Schedule
+        self,
+        runners: Sequence[Runner],
+        held: Sequence[Any],
+        batches: Sequence[Any],
+        schedule: Schedule,
+        is_training: bool = True,
     ) -> None:
-        """`held`, `batches`: by stage, the pieces of parameters, and the leaves of the batch."""
+        """`held`, `batches`: by stage, the pieces of parameters, and the leaves of the batch. `is_training`: whether
+        there are backward passes, for which forward ones keep arrays."""
+        self._is_training = is_training
         self._runners = runners
         self._held = held
         self._batches = batches
-        self.sums = [runner.zeros() for runner in runners]
+        self.sums = [runner.zeros() if is_training else [] for runner in runners]
         self.outputs: list[list[Any]] = [[None] * schedule.microbatches for _ in runners]
         self._carried: dict[tuple[int, int], Any] = {}  # by stage that takes the arrays, and microbatch
         self._known: dict[tuple[int, int], dict[int, Any]] = {}  # by stage and microbatch, values of its backward pass
@@ -47,13 +54,15 @@ class Step:
         stage, runner, key = task.stage, self._runners[task.stage], (task.stage, task.microbatch)
         held, batch = self._held[stage], self._batches[stage]
         carried = self._carried.pop(key, [])
-        carried_on, outputs, kept = runner.forward(held, carried, batch, np.int32(task.microbatch))
+        number = np.int32(task.microbatch)
+        carried_on, outputs, kept = runner.forward(held, carried, batch, number, keeps=self._is_training)
         self.outputs[stage][task.microbatch] = outputs
         passes = runner.passes
-        known = dict(zip((*passes.held, *passes.carried, *passes.batch), (*held, *carried, *batch), strict=True))
-        known.update(zip(passes.kept, kept, strict=runner.is_here))
-        needed = set(passes.whole.inputs)
-        self._known[key] = {value: array for value, array in known.items() if value in needed}
+        if self._is_training:
+            known = dict(zip((*passes.held, *passes.carried, *passes.batch), (*held, *carried, *batch), strict=True))
+            known.update(zip(passes.kept, kept, strict=runner.is_here))
+            needed = set(passes.whole.inputs)
+            self._known[key] = {value: array for value, array in known.items() if value in needed}
         if stage + 1 < len(self._runners):
             self._carried[stage + 1, task.microbatch] = _sent(carried_on, runner, self._runners[stage + 1])
 

@@ -98,6 +98,10 @@ def main(layout: str) -> None:
             np.testing.assert_allclose([found, aux["mean"]], [value, mean], rtol=1e-5)
             assert int(aux["most"]) == int(last["most"])
             assert aux["key"] == last["key"]
+            losses, of_each = step.evaluate(placed, own)
+            assert losses.shape == (rows.shape[1] * MICROBATCHES,)
+            np.testing.assert_allclose([np.mean(losses), np.mean(of_each["mean"])], [value, mean], rtol=1e-5)
+            assert int(np.asarray(of_each["most"])[-1]) == int(last["most"])
             np.testing.assert_allclose(step.global_norm(found_gradients), norm, rtol=1e-5)
             updates, _ = optimizer.update(found_gradients, state, value=found)
             moved = optax.apply_updates(placed, updates)
