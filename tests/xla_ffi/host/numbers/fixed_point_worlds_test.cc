@@ -15,6 +15,13 @@ using reference::BitsAt;
 using reference::kDTypes;
 using reference::ValueOf;
 
+// 113 bits. Only x86's compilers have the name, and only Arm's have it in long double.
+#if __LDBL_MANT_DIG__ == 113
+using Quad = long double;
+#else
+using Quad = __float128;
+#endif
+
 // Checks every element of a sum of finite elements against the reference, and against the bound of the error.
 void ExpectFloatSum(DType dtype, const std::vector<std::vector<const void*>>& hosts, size_t count,
                     const Result& result) {
@@ -22,7 +29,7 @@ void ExpectFloatSum(DType dtype, const std::vector<std::vector<const void*>>& ho
   const int unit = reference::UnitExponent(dtype, result.exponent, headroom);
   for (size_t i = 0; i < count; ++i) {
     int64_t sum = 0;
-    __float128 exact = 0;  // 113 bits: off by less than 2^(E-100)
+    Quad exact = 0;  // off by less than 2^(E-100)
     bool finite = true;
     long double bound = 0;
     for (const auto& inputs : hosts) {
@@ -41,7 +48,7 @@ void ExpectFloatSum(DType dtype, const std::vector<std::vector<const void*>>& ho
     if (!finite) continue;
     const long double decoded = std::ldexp(static_cast<long double>(sum), unit);  // exact: 64 bits
     const auto slack = std::ldexp(1.0L, result.exponent - 100);
-    const auto error = static_cast<long double>(exact - static_cast<__float128>(decoded));
+    const auto error = static_cast<long double>(exact - static_cast<Quad>(decoded));
     ASSERT_LE(std::fabs(error), bound + slack) << "element " << i;
     const uint64_t want = sum == 0 ? 0 : reference::Round(dtype, decoded);
     ASSERT_EQ(BitsAt(dtype, result.output.data(), i), want)
