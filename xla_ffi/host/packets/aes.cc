@@ -3,15 +3,19 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
-#include <cstring>
+
+#include "wire/lanes.h"
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <arm_neon.h>
 #include <sys/auxv.h>
-#ifndef HWCAP_AES
-#define HWCAP_AES (1 << 3)
+#ifdef __clang__
+#define PASSING_HAS_AES "aes"
+#else
+#define PASSING_HAS_AES "+crypto"  // which is what GCC 12 has those functions for
 #endif
 #endif
 
@@ -61,8 +65,10 @@ void MixColumns(Block& block) {
 }
 
 // Looks bytes up in a table, so its time depends on the key: only for CPUs that have no instructions for it.
-void EncryptPlain(const Aes::RoundKeys& keys, uint64_t high, uint64_t low, uint32_t count, uint8_t* out) {
-  for (uint32_t i = 0; i < count; ++i, out += Aes::kBlockBytes) {
+template <bool kAdds>
+void ApplyPlain(const Aes::RoundKeys& keys, uint64_t high, uint64_t low, uint32_t count, const uint8_t* in,
+                uint8_t* out) {
+  for (uint32_t i = 0; i < count; ++i, in += Aes::kBlockBytes, out += Aes::kBlockBytes) {
     Block block;
     for (size_t byte = 0; byte < 8; ++byte) {
       block[byte] = static_cast<uint8_t>((low + i) >> 8 * byte);
@@ -74,76 +80,98 @@ void EncryptPlain(const Aes::RoundKeys& keys, uint64_t high, uint64_t low, uint3
       if (round < Aes::kRounds) MixColumns(block);
       AddKey(&keys[Aes::kBlockBytes * round], block);
     }
-    std::copy(block.begin(), block.end(), out);
+    for (uint32_t lane = 0; lane < Aes::kLanesOfBlock; ++lane) {
+      const uint32_t made = wire::LoadLane(block.data(), lane);
+      wire::StoreLane(out, lane, wire::LoadLane(in, lane) + (kAdds ? made : -made));
+    }
   }
 }
 
 #if defined(__x86_64__)
 
-__attribute__((target("aes,sse2"))) void EncryptByAesNi(const Aes::RoundKeys& keys, uint64_t high, uint64_t low,
-                                                        uint32_t count, uint8_t* out) {
-  constexpr uint32_t kTogether = 8;
-  static_assert(Aes::kStride % kTogether == 0);
-  __m128i key[Aes::kRounds + 1];
+template <bool kAdds>
+__attribute__((target("aes,ssse3"))) void ApplyByAesNi(const Aes::RoundKeys& keys, uint64_t high, uint64_t low,
+                                                       uint32_t count, const uint8_t* in, uint8_t* out) {
+  using Vector = __m128i;
+  constexpr uint32_t kTogether = Aes::kStride / 2;
+  const Vector network_order = _mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3);
+  Vector key[Aes::kRounds + 1];
   for (uint32_t i = 0; i <= Aes::kRounds; ++i) {
-    key[i] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(&keys[Aes::kBlockBytes * i]));
+    key[i] = _mm_loadu_si128(reinterpret_cast<const Vector*>(&keys[Aes::kBlockBytes * i]));
   }
   for (uint32_t first = 0; first < count; first += kTogether, low += kTogether) {
-    __m128i x[kTogether];
-#pragma GCC unroll 8
+    Vector x[kTogether];
+#pragma GCC unroll 9
     for (uint32_t i = 0; i < kTogether; ++i) {
-      const __m128i counter = _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low + i));
+      const Vector counter = _mm_set_epi64x(static_cast<int64_t>(high), static_cast<int64_t>(low + i));
       x[i] = _mm_xor_si128(counter, key[0]);
     }
 #pragma GCC unroll 9
     for (uint32_t round = 1; round < Aes::kRounds; ++round) {
-#pragma GCC unroll 8
+#pragma GCC unroll 9
       for (uint32_t i = 0; i < kTogether; ++i) x[i] = _mm_aesenc_si128(x[i], key[round]);
     }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < kTogether; ++i, out += sizeof x[i]) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_aesenclast_si128(x[i], key[Aes::kRounds]));
+#pragma GCC unroll 9
+    for (uint32_t i = 0; i < kTogether; ++i, in += sizeof(Vector), out += sizeof(Vector)) {
+      const Vector made = _mm_shuffle_epi8(_mm_aesenclast_si128(x[i], key[Aes::kRounds]), network_order);
+      const Vector lanes = _mm_shuffle_epi8(_mm_loadu_si128(reinterpret_cast<const Vector*>(in)), network_order);
+      const Vector sum = kAdds ? _mm_add_epi32(lanes, made) : _mm_sub_epi32(lanes, made);
+      _mm_storeu_si128(reinterpret_cast<Vector*>(out), _mm_shuffle_epi8(sum, network_order));
     }
   }
 }
 
+// Clang 14 knows no such feature by name. That the system keeps the registers is what AVX2 says.
+bool HasVaes() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx2") && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (c & bit_VAES) != 0;
+}
+
 // Two blocks in each register.
-__attribute__((target("vaes,avx2"))) void EncryptByVaes(const Aes::RoundKeys& keys, uint64_t high, uint64_t low,
-                                                        uint32_t count, uint8_t* out) {
+template <bool kAdds>
+__attribute__((target("vaes,avx2"))) void ApplyByVaes(const Aes::RoundKeys& keys, uint64_t high, uint64_t low,
+                                                      uint32_t count, const uint8_t* in, uint8_t* out) {
+  using Vector = __m256i;
   constexpr uint32_t kTogether = Aes::kStride / 2;
-  __m256i key[Aes::kRounds + 1];
+  const Vector network_order =
+      _mm256_broadcastsi128_si256(_mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3));
+  Vector key[Aes::kRounds + 1];
   for (uint32_t i = 0; i <= Aes::kRounds; ++i) {
     key[i] =
         _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(&keys[Aes::kBlockBytes * i])));
   }
   const auto top = static_cast<int64_t>(high);
-  __m256i counter = _mm256_set_epi64x(top, static_cast<int64_t>(low + 1), top, static_cast<int64_t>(low));
-  const __m256i step = _mm256_set_epi64x(0, 2, 0, 2);
+  Vector counter = _mm256_set_epi64x(top, static_cast<int64_t>(low + 1), top, static_cast<int64_t>(low));
+  const Vector step = _mm256_set_epi64x(0, 2, 0, 2);
   for (uint32_t first = 0; first < count; first += Aes::kStride) {
-    __m256i x[kTogether];
-#pragma GCC unroll 8
+    Vector x[kTogether];
+#pragma GCC unroll 9
     for (uint32_t i = 0; i < kTogether; ++i) {
       x[i] = _mm256_xor_si256(counter, key[0]);
       counter = _mm256_add_epi64(counter, step);
     }
 #pragma GCC unroll 9
     for (uint32_t round = 1; round < Aes::kRounds; ++round) {
-#pragma GCC unroll 8
+#pragma GCC unroll 9
       for (uint32_t i = 0; i < kTogether; ++i) x[i] = _mm256_aesenc_epi128(x[i], key[round]);
     }
-#pragma GCC unroll 8
-    for (uint32_t i = 0; i < kTogether; ++i, out += sizeof x[i]) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm256_aesenclast_epi128(x[i], key[Aes::kRounds]));
+#pragma GCC unroll 9
+    for (uint32_t i = 0; i < kTogether; ++i, in += sizeof(Vector), out += sizeof(Vector)) {
+      const Vector made = _mm256_shuffle_epi8(_mm256_aesenclast_epi128(x[i], key[Aes::kRounds]), network_order);
+      const Vector lanes = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const Vector*>(in)), network_order);
+      const Vector sum = kAdds ? _mm256_add_epi32(lanes, made) : _mm256_sub_epi32(lanes, made);
+      _mm256_storeu_si256(reinterpret_cast<Vector*>(out), _mm256_shuffle_epi8(sum, network_order));
     }
   }
 }
 
 #elif defined(__aarch64__) && defined(__linux__)
 
-__attribute__((target("+aes"))) void EncryptByNeon(const Aes::RoundKeys& keys, uint64_t high, uint64_t low,
-                                                   uint32_t count, uint8_t* out) {
-  constexpr uint32_t kTogether = 8;
-  static_assert(Aes::kStride % kTogether == 0 && std::endian::native == std::endian::little);
+template <bool kAdds>
+__attribute__((target(PASSING_HAS_AES))) void ApplyByNeon(const Aes::RoundKeys& keys, uint64_t high, uint64_t low,
+                                                          uint32_t count, const uint8_t* in, uint8_t* out) {
+  constexpr uint32_t kTogether = Aes::kStride / 2;
+  static_assert(std::endian::native == std::endian::little);
   uint8x16_t key[Aes::kRounds + 1];
   for (uint32_t i = 0; i <= Aes::kRounds; ++i) key[i] = vld1q_u8(&keys[Aes::kBlockBytes * i]);
   for (uint32_t first = 0; first < count; first += kTogether, low += kTogether) {
@@ -151,12 +179,16 @@ __attribute__((target("+aes"))) void EncryptByNeon(const Aes::RoundKeys& keys, u
     for (uint32_t i = 0; i < kTogether; ++i) {
       x[i] = vreinterpretq_u8_u64(vcombine_u64(vcreate_u64(low + i), vcreate_u64(high)));
     }
-    // An AESE adds the key of the round before first.
+    // An AESE adds a key before it does the rest of the round, whose key comes with the next one.
     for (uint32_t round = 0; round + 1 < Aes::kRounds; ++round) {
       for (uint32_t i = 0; i < kTogether; ++i) x[i] = vaesmcq_u8(vaeseq_u8(x[i], key[round]));
     }
-    for (uint32_t i = 0; i < kTogether; ++i, out += sizeof x[i]) {
-      vst1q_u8(out, veorq_u8(vaeseq_u8(x[i], key[Aes::kRounds - 1]), key[Aes::kRounds]));
+    for (uint32_t i = 0; i < kTogether; ++i, in += sizeof x[i], out += sizeof x[i]) {
+      const uint8x16_t block = veorq_u8(vaeseq_u8(x[i], key[Aes::kRounds - 1]), key[Aes::kRounds]);
+      const uint32x4_t made = vreinterpretq_u32_u8(vrev32q_u8(block));
+      const uint32x4_t lanes = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(in)));
+      const uint32x4_t sum = kAdds ? vaddq_u32(lanes, made) : vsubq_u32(lanes, made);
+      vst1q_u8(out, vrev32q_u8(vreinterpretq_u8_u32(sum)));
     }
   }
 }
@@ -181,21 +213,36 @@ Aes::Aes(std::span<const uint8_t, kKeyBytes> key) {
   }
 }
 
-std::vector<Aes::Encryption> Aes::All() {
-  std::vector<Encryption> all;
+std::vector<Aes::Implementation> Aes::All() {
+  std::vector<Implementation> all;
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx2")) all.push_back(EncryptByVaes);
-  if (__builtin_cpu_supports("aes")) all.push_back(EncryptByAesNi);
+  if (HasVaes()) {
+    all.push_back({ApplyByVaes<true>, ApplyByVaes<false>});
+  }
+  if (__builtin_cpu_supports("aes")) all.push_back({ApplyByAesNi<true>, ApplyByAesNi<false>});
 #elif defined(__aarch64__) && defined(__linux__)
-  if ((getauxval(AT_HWCAP) & HWCAP_AES) != 0) all.push_back(EncryptByNeon);
+  if ((getauxval(AT_HWCAP) & HWCAP_AES) != 0) all.push_back({ApplyByNeon<true>, ApplyByNeon<false>});
 #endif
-  all.push_back(EncryptPlain);
+  all.push_back({ApplyPlain<true>, ApplyPlain<false>});
   return all;
 }
 
-Aes::Encryption Aes::Best() {
-  static const Encryption best = All().front();
+const Aes::Implementation& Aes::Best() {
+  static const Implementation best = All().front();
   return best;
+}
+
+void Aes::ApplyTo(Apply apply, uint64_t high, uint64_t low, uint32_t lanes, const uint8_t* in, uint8_t* out) const {
+  constexpr uint32_t kLanesOfStride = kStride * kLanesOfBlock;
+  const uint32_t whole = lanes / kLanesOfStride * kStride;
+  apply(keys_, high, low, whole, in, out);
+  const size_t rest = lanes % kLanesOfStride;
+  if (rest == 0) return;
+  const size_t done = size_t{whole} * kBlockBytes;
+  std::array<uint8_t, size_t{kStride} * kBlockBytes> last{};
+  std::copy_n(in + done, 4 * rest, last.begin());
+  apply(keys_, high, low + whole, kStride, last.data(), last.data());
+  std::copy_n(last.begin(), 4 * rest, out + done);
 }
 
 }  // namespace passing

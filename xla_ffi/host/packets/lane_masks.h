@@ -34,9 +34,6 @@ class LaneMasks {
   void Unmask(uint64_t position, uint32_t count, const uint8_t* masked, uint8_t* lanes) const;
 
  private:
-  struct Stream;
-  void Draw(uint64_t position, uint32_t rank, uint32_t count, Stream& stream) const;
-
   const Aes aes_;
   const uint32_t rank_;
   const bool is_last_;

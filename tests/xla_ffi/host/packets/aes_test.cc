@@ -24,31 +24,47 @@ TEST(Aes, encryptsAsTheStandardSays) {
   for (size_t i = 0; i < key.size(); ++i) key[i] = static_cast<uint8_t>(i);
   const Aes aes(key);
   EXPECT_EQ(Hex(&aes.keys()[160], 16), "13111d7fe3944a17f307a78b4d2b30c5");
-  for (const Aes::Encryption encrypt : Aes::All()) {
-    std::vector<uint8_t> out(size_t{Aes::kStride} * Aes::kBlockBytes);
-    encrypt(aes.keys(), 0xffeeddccbbaa9988, 0x7766554433221100, Aes::kStride, out.data());
-    EXPECT_EQ(Hex(out.data(), 16), "69c4e0d86a7b0430d8cdb78070b4c55a");
+  for (const Aes::Implementation& one : Aes::All()) {
+    std::vector<uint8_t> lanes(size_t{Aes::kStride} * Aes::kBlockBytes);
+    one.add(aes.keys(), 0xffeeddccbbaa9988, 0x7766554433221100, Aes::kStride, lanes.data(), lanes.data());
+    EXPECT_EQ(Hex(lanes.data(), 16), "69c4e0d86a7b0430d8cdb78070b4c55a");
   }
 }
 
 TEST(Aes, allImplementationsAgree) {
   std::mt19937_64 random(1);
-  const std::vector<Aes::Encryption> all = Aes::All();
-  for (int round = 0; round < 50; ++round) {
+  const std::vector<Aes::Implementation> all = Aes::All();
+  const auto bytes = [&](size_t count) {
+    std::vector<uint8_t> some(count);
+    std::ranges::generate(some, [&] { return static_cast<uint8_t>(random()); });
+    return some;
+  };
+  for (uint32_t round = 0; round < 50; ++round) {
     std::array<uint8_t, Aes::kKeyBytes> key;
     std::ranges::generate(key, [&] { return static_cast<uint8_t>(random()); });
     const Aes aes(key);
     const uint64_t high = random();
     const uint64_t low = round == 0 ? UINT64_MAX - 5 : random();  // the counter's lower half wraps, and carries nothing
-    const uint32_t count = Aes::kStride * (1 + round % 6);
-    std::vector<uint8_t> expected(size_t{count} * Aes::kBlockBytes), out(expected.size());
-    all.back()(aes.keys(), high, low, count, expected.data());
-    for (const Aes::Encryption encrypt : all) {
-      encrypt(aes.keys(), high, low, count, out.data());
-      EXPECT_EQ(out, expected);
+    const uint32_t count = Aes::kStride * (1 + round % 5);
+    const std::vector<uint8_t> in = bytes(size_t{count} * Aes::kBlockBytes);
+    std::vector<uint8_t> added(in.size()), subtracted(in.size()), out(in.size());
+    all.back().add(aes.keys(), high, low, count, in.data(), added.data());
+    all.back().subtract(aes.keys(), high, low, count, added.data(), out.data());
+    EXPECT_EQ(out, in);
+    all.back().subtract(aes.keys(), high, low, count, in.data(), subtracted.data());
+    for (const Aes::Implementation& one : all) {
+      one.add(aes.keys(), high, low, count, in.data(), out.data());
+      EXPECT_EQ(out, added);
+      one.subtract(aes.keys(), high, low, count, in.data(), out.data());
+      EXPECT_EQ(out, subtracted);
     }
-    aes.Encrypt(high, low, count, out.data());
-    EXPECT_EQ(out, expected);
+    // Any number of lanes is the beginning of that, and nothing is written behind them.
+    const uint32_t lanes = 1 + static_cast<uint32_t>(random() % (count * Aes::kLanesOfBlock));
+    added.resize(size_t{4} * lanes);
+    added.push_back(0x55);
+    out.assign(added.size(), 0x55);
+    aes.Add(high, low, lanes, in.data(), out.data());
+    EXPECT_EQ(out, added);
   }
 }
 
