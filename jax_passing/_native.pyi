@@ -86,7 +86,8 @@ class ShardLink:
     """A job at one switch, and the way there. `name` is for messages.
 
     `worker`: which one we are there. `whole_lanes`: if not 0, this switch takes packets of exactly that length.
-    `keys`: of our contributions and of results, if packets have tags; see protocol/keys.py.
+    `keys`: of our contributions and of results, if packets have tags; see protocol/keys.py. `bare`: it knows packets
+    without lanes.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class ShardLink:
         whole_lanes: int,
         name: str,
         keys: tuple[bytes, bytes] | None = None,
+        bare: bool = False,
     ) -> None: ...
 
 @final
@@ -246,6 +248,7 @@ class ParentLink:
         slot_first: int,
         worker: int,
         keys: tuple[bytes, bytes] | None = None,
+        bare: bool = False,
     ) -> None: ...
 
 def probe_burst(*, job: int, epoch: int, nonce: int, lanes: int) -> tuple[bytes, int]:
@@ -323,8 +326,9 @@ class SlotPool:
     def slot_version(self, slot: int, version: int) -> tuple[bool, int, int, bool]:
         """(empty, sequence, bitmap, complete)"""
 
-    def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, str, int, int, bytes]:
-        """(verdict, to whom, job, worker, packet to send); to "nobody", "every_worker", "worker" or "parent"."""
+    def on_packet(self, packet: bytes, source: tuple[str, int]) -> tuple[str, str, int, int, bytes, int, bytes]:
+        """(verdict, to whom, job, worker, packet to send, bits of the workers that need no lanes, what these are sent
+        instead); to "nobody", "every_worker", "worker" or "parent"."""
 
 @final
 class HostProgram:

@@ -145,6 +145,13 @@ class Span(NamedTuple):
         """Tells whether its size is known only when the program runs."""
         return self.hosts_at is not None and self.along.scope.world_size is None
 
+    @property
+    def rows_inside(self) -> int:
+        """Returns how many devices of a host follow one another; 0 if the mesh knows all of them."""
+        if self.hosts_at is None:
+            return 0
+        return math.prod(named_axes.axis_size(axis) for axis in self.along.axes[self.hosts_at :])
+
     def axis_index(self) -> jax.Array:
         """int32[], of this device."""
         sizes: list[int | jax.Array] = [named_axes.axis_size(axis) for axis in self.along.axes]

@@ -79,11 +79,12 @@ class Welcome(Message, frozen=True):
 
     It is the same to all, so that they plan alike, except for `worker`: which one of the switch's workers the host is,
     its bit in a slot's bitmap. `whole_chunks`: this switch takes packets of exactly `lanes_per_chunk` lanes; what a
-    chunk leaves free is zero in a contribution and ignored in a result. `multicast`: results go to the group that was
-    offered last. `contribution_secret`, `result_secret`: if packets have tags, the secrets of their keys; the former is
-    this worker's alone. `nonce`: the root's, drawn for this epoch. `host_nonces`: those of all ranks, in their order,
-    if each has one. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link
-    behind which the switch stands, None if it has a port for each host.
+    chunk leaves free is zero in a contribution and ignored in a result. `bare`: it knows packets without lanes, and
+    leaves out those of results that a worker doesn't need. `multicast`: results go to the group that was offered last.
+    `contribution_secret`, `result_secret`: if packets have tags, the secrets of their keys; the former is this worker's
+    alone. `nonce`: the root's, drawn for this epoch. `host_nonces`: those of all ranks, in their order, if each has
+    one. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which
+    the switch stands, None if it has a port for each host.
     """
 
     job_id: Id
@@ -93,6 +94,7 @@ class Welcome(Message, frozen=True):
     worker: Annotated[int, Meta(ge=0, lt=WORKERS_MAX)]
     lanes_per_chunk: Lanes
     whole_chunks: bool = False
+    bare: bool = False
     worker_limit: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = WORKERS_MAX  # how many a job may have at this switch
     multicast: bool = False
     contribution_secret: Secret | None = None

@@ -2,7 +2,7 @@
 p4/headers.p4."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAGIC, PROTOCOL = 0x9A, 1
 CONTRIBUTION, RESULT, PROBE = 1, 2, 3
@@ -10,6 +10,9 @@ TAGGED = 0x80  # beside the type: the packet ends with a tag
 TAG_BYTES = 8
 TYPES = {CONTRIBUTION: "contribution", RESULT: "result", PROBE: "probe"}
 NAN, POS_INF, NEG_INF = 1, 2, 4
+STICKY = NAN | POS_INF | NEG_INF  # the flags that the switch ors over all workers
+# None of the lanes that are counted follow; the worker needs no lanes of the result. Only some switches know them.
+BARE, NO_RESULT = 8, 16
 SUM, MAX = 1, 2
 LANES_MAX = 360  # so that a packet fits into an MTU of 1500
 KEY_WORDS = LANES_MAX // 2 + 1  # for one half of the lanes (xla_ffi/wire/packet_key.h)
@@ -40,7 +43,16 @@ class Packet:
     version: int = 0
     lane_format: int = SUM
     lanes: tuple[int, ...] = ()
+    left_out: int = 0  # lanes that are counted but don't follow, of a packet with BARE
     tag: bytes = b""  # TAG_BYTES, or none
+
+    @property
+    def element_count(self) -> int:
+        return len(self.lanes) + self.left_out
+
+    def without_lanes(self, more_flags: int = 0) -> "Packet":
+        """Returns the packet with none of its lanes."""
+        return replace(self, flags=self.flags | BARE | more_flags, lanes=(), left_out=self.element_count)
 
     def encode(self) -> bytes:
         """Encodes without a check: tests need bad packets."""
@@ -56,7 +68,7 @@ class Packet:
             self.sequence,
             self.version,
             self.lane_format,
-            len(self.lanes),
+            self.element_count,
         )
         return header + struct.pack(f"!{len(self.lanes)}I", *self.lanes) + self.tag
 
@@ -69,15 +81,16 @@ def decode(data: bytes) -> Packet:
         data
     )
     kind, tag_bytes = kind & ~TAGGED, TAG_BYTES if kind & TAGGED else 0
+    carried = 0 if flags & BARE else count
     checks = {
         "bad_magic": magic == MAGIC,
         "bad_protocol_version": protocol == PROTOCOL,
         "bad_type": kind in (CONTRIBUTION, RESULT, PROBE),
-        "bad_flags": flags & ~(NAN | POS_INF | NEG_INF) == 0,
+        "bad_flags": flags & ~(STICKY | BARE | NO_RESULT) == 0,
         "bad_version": version in (0, 1),
         "bad_lane_format": lane_format in (SUM, MAX),
         "bad_element_count": 1 <= count <= LANES_MAX,
-        "bad_length": len(data) == HEADER.size + 4 * count + tag_bytes,
+        "bad_length": len(data) == HEADER.size + 4 * carried + tag_bytes,
     }
     for reason, passed in checks.items():
         if not passed:
@@ -92,6 +105,7 @@ def decode(data: bytes) -> Packet:
         sequence=sequence,
         version=version,
         lane_format=lane_format,
-        lanes=struct.unpack_from(f"!{count}I", data, HEADER.size),
-        tag=data[HEADER.size + 4 * count :],
+        lanes=struct.unpack_from(f"!{carried}I", data, HEADER.size),
+        left_out=count - carried,
+        tag=data[HEADER.size + 4 * carried :],
     )

@@ -39,11 +39,13 @@ class SlotPool:
         received = {}
         verdicts = []
         for step in exchange.steps:
-            verdict, whom, number, worker, packet = pool.on_packet(step.packet, addresses[step.source])
+            verdict, whom, number, worker, packet, bare_workers, bare = pool.on_packet(
+                step.packet, addresses[step.source]
+            )
             verdicts.append(verdict)
             if whom != "nobody":
-                for address in _destinations(jobs[number], whom, worker):
-                    received.setdefault(str(address), []).append(packet)
+                for index, address in enumerate(_destinations(jobs[number], whom, worker)):
+                    received.setdefault(str(address), []).append(bare if bare_workers >> index & 1 else packet)
         states = {
             (slot, version): State(*pool.slot_version(slot, version))
             for job in exchange.jobs

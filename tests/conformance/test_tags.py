@@ -24,7 +24,7 @@ def test_a_sum_with_tags(lanes):
         sent = Packet(job=3, epoch=4, slot=1, sequence=sequence, lanes=tuple(range(lanes)))
         for worker, address in enumerate(WORKERS):
             packet = tags.sealed(tags.contributions[worker], replace(sent, worker=worker).encode())
-            verdict, _, _, _, result = pool.on_packet(packet, address)
+            verdict, _, _, _, result, *_ = pool.on_packet(packet, address)
         assert verdict == "complete"
         tags.complete(sent.encode())
         wanted = replace(sent, type=RESULT, worker=EVERY_WORKER, lanes=tuple(2 * lane for lane in sent.lanes)).encode()

@@ -94,7 +94,9 @@ class Cluster:
         self._jobs = {}
         for job in self.plan.jobs:
             numbers = [
-                self.world.packets.add_site(site.dtype, list(site.leaves), site.device_count, site.maxima, site.wire)
+                self.world.packets.add_site(
+                    site.dtype, list(site.leaves), site.device_count, site.maxima, site.wire, site.moves
+                )
                 for site in job.sites
             ]
             programs = tuple(tuple(numbers[index] for index in program) for program in job.programs)

@@ -78,6 +78,7 @@ def _switches(random: Random) -> list[Switch]:
                 slot_total=16 * slots,
                 lanes_per_chunk=lanes if whole else random.choice([lanes, lanes, 64]),
                 whole_chunks=whole,
+                takes_bare=not whole and random.random() < 0.8,
                 multicast=random.random() < 0.6,
             )
         )
@@ -85,13 +86,14 @@ def _switches(random: Random) -> list[Switch]:
 
 
 def draw_job(random: Random, name: str) -> Job:
-    sites = tuple(_site(random) for _ in range(random.randint(1, 4)))
+    world_size = random.choice([1, 2, 2, 3, 4, 6])
+    sites = tuple(_site(random, world_size) for _ in range(random.randint(1, 4)))
     programs = tuple(
         tuple(random.randrange(len(sites)) for _ in range(random.randint(1, 4))) for _ in range(random.choice([1, 2]))
     )
     return Job(
         name=name,
-        world_size=random.choice([1, 2, 2, 3, 4, 6]),
+        world_size=world_size,
         sites=sites,
         programs=programs,
         executions=random.choice([1, 4, 8]),
@@ -105,14 +107,19 @@ def draw_job(random: Random, name: str) -> Job:
 _WIRES = ("full", "full", "int16", "int8", "int4")  # the last one takes as many hosts as a job has
 
 
-def _site(random: Random) -> Site:
+def _site(random: Random, world_size: int) -> Site:
     dtype = random.choice(["float32", "float32", "float16", "bfloat16", "float64", "int32", "int64", "uint8"])
     leaves = tuple(1 + random.randrange(random.choice([3, 100, 1000])) for _ in range(random.choice([1, 1, 2, 4])))
+    maxima = dtype == "int32" and random.random() < 0.5
+    moves = "all" if maxima else random.choice(["all", "all", "gather", "scatter"])
+    if moves != "all":
+        leaves = tuple(elements * world_size for elements in leaves)
     return Site(
         dtype=dtype,
         leaves=leaves,
         device_count=random.choice([1, 1, 2]),
-        maxima=dtype == "int32" and random.random() < 0.5,
+        maxima=maxima,
+        moves=moves,
         wire=_WIRES[sum(leaves) % len(_WIRES)] if dtype in ("float32", "float16", "bfloat16") else "full",
     )
 

@@ -105,7 +105,7 @@ def _shard_of(link):
     welcome = link.welcome
     whole_lanes = welcome.lanes_per_chunk if welcome.whole_chunks else 0
     slots = welcome.job_id, welcome.epoch, welcome.slot_first, welcome.worker
-    return link.socket.number, *slots, whole_lanes, welcome.packet_keys
+    return link.socket.number, *slots, whole_lanes, welcome.packet_keys, welcome.bare
 
 
 class Unaware:

@@ -39,6 +39,7 @@ class Switch(Struct):
     slot_total: int = 256
     lanes_per_chunk: int = 64
     whole_chunks: bool = False
+    takes_bare: bool = True
     multicast: bool = True
     key: int = 0  # which one; 0: none
     tags: bool = False  # it can, as soon as it has a key
@@ -50,6 +51,7 @@ class Site(Struct):
     device_count: int = 1
     maxima: bool = False
     wire: str = "full"
+    moves: str = "all"  # "gather", "scatter": each rank has a row of each leaf
 
 
 class Job(Struct):

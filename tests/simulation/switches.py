@@ -75,7 +75,7 @@ class SimulatedDataPlane:
         self._refuses, self._first_position = of_all.refuses, of_all.first_position
         self.can_tag = plan.tags
         self.slot_total, self.lanes_per_chunk = plan.slot_total, plan.lanes_per_chunk
-        self.whole_chunks = plan.whole_chunks
+        self.whole_chunks, self.takes_bare = plan.whole_chunks, plan.takes_bare
         self.number = self._packets.add_switch(
             (process.machine.number, PORT),
             slot_count=plan.slot_total,
@@ -106,7 +106,8 @@ class SimulatedDataPlane:
         parent = job.parent
         above = None
         if parent is not None:
-            above = parent.job, parent.epoch, parent.slot_first, parent.worker, parent.socket.number, parent.keys
+            numbers = parent.job, parent.epoch, parent.slot_first, parent.worker
+            above = *numbers, parent.socket.number, parent.keys, parent.bare
         self._packets.add_job(
             self.number,
             job=job.job,

@@ -221,7 +221,7 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   auto [lanes, flags] = packets_.Unmasked(placed, chunk, header, packet.data() + wire::kHeaderBytes, unmasked);
   const bool known = placed.exponents.known();
   const bool is_sum = packets_.IsSum(placed, chunk, flags, lanes);
-  if (!data) lanes = packets_.Maxima(placed, chunk, lanes, scratch);
+  lanes = data ? packets_.Lanes(placed, chunk, header, lanes, scratch) : packets_.Maxima(placed, chunk, lanes, scratch);
   if (lanes == nullptr || !is_sum) {
     // Before the exponents are known, another rank may have guessed others: then nobody needs this result.
     if (known || !data) OnWrongSum(placed, *position);

@@ -23,6 +23,7 @@ struct Shard {
   uint32_t whole_lanes = 0;                // if not 0, this switch takes packets of exactly that length
   std::string name{};                      // the switch's, for people
   std::optional<wire::MemberKeys> keys{};  // if packets have tags there
+  bool bare = false;                       // this switch knows packets without lanes
 };
 
 struct JobConfig {

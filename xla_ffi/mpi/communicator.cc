@@ -200,6 +200,7 @@ void Communicator::Start(const std::shared_ptr<Gathering>& gathering) {
         .outputs = work.outputs,
         .done = end,
         .pieces = Pieces{.written = [gathering](uint64_t) { gathering->Progress(); }},
+        .own_rows = work.own_rows,
         .caller_waits = true,
     });
   } catch (const std::exception&) {

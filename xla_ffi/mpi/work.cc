@@ -72,6 +72,9 @@ Work ReduceScatterSum(const Layout& layout) {
   void* const output = work.scratch.get();
   SumLocal(work.spec.dtype, work.inputs, elements, {&output, 1});
   SumInPlace(work, work.spec.dtype, elements);
+  work.spec.moves = Moves::kScatter;
+  work.own_rows.resize(layout.device_count);
+  for (const int32_t index : layout.indices) work.own_rows.at(static_cast<size_t>(index)) = true;
   work.finish = [layout, output] { layout.Distribute(output); };
   return work;
 }

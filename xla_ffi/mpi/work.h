@@ -17,6 +17,7 @@ struct Work {
   SumSpec spec;  // without its name
   std::vector<const void*> inputs;
   std::vector<void*> outputs;
+  std::vector<bool> own_rows{};         // Sum::own_rows
   std::unique_ptr<uint32_t[]> scratch;  // what they point into, unless that is a caller's
   std::function<void()> finish{};       // writes the callers' outputs; null if the sum has
   // Unless empty, nothing is summed: the hosts exchange the parts of this (exchange.h).

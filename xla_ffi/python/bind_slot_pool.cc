@@ -78,7 +78,8 @@ void BindSlotPool(nb::module_& m) {
           [](SlotPool& self, const nb::bytes& packet, const HostPort& source) {
             const Action action = self.OnPacket(Span(packet), Resolved(source));
             return nb::make_tuple(Name(action.verdict), Name(action.to), action.job, action.worker,
-                                  nb::bytes(action.packet.data(), action.packet.size()));
+                                  nb::bytes(action.packet.data(), action.packet.size()), action.bare_workers,
+                                  nb::bytes(action.bare.data(), action.bare.size()));
           },
           "packet"_a, "source"_a);
 }

@@ -123,7 +123,7 @@ void BindTransport(nb::module_& m) {
       .def(
           "__init__",
           [](ShardLink* self, PythonSocket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint16_t worker,
-             uint32_t whole_lanes, std::string name, const std::optional<MemberKeyBytes>& keys) {
+             uint32_t whole_lanes, std::string name, const std::optional<MemberKeyBytes>& keys, bool bare) {
             new (self) ShardLink{&socket,
                                  {.job = job,
                                   .epoch = epoch,
@@ -131,10 +131,11 @@ void BindTransport(nb::module_& m) {
                                   .worker = worker,
                                   .whole_lanes = whole_lanes,
                                   .name = std::move(name),
-                                  .keys = KeysOf(keys)}};
+                                  .keys = KeysOf(keys),
+                                  .bare = bare}};
           },
           "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, "whole_lanes"_a, "name"_a,
-          "keys"_a.none() = nb::none(), nb::keep_alive<1, 2>());
+          "keys"_a.none() = nb::none(), "bare"_a = false, nb::keep_alive<1, 2>());
   BindEvents(m);
   m.attr("SUM_BYTES_MAX") = std::vector<uint64_t>(SumTimes::kMaxBytes.begin(), SumTimes::kMaxBytes.end());
   m.attr("SUM_US_MAX") = std::vector<int64_t>(SumTimes::kMaxUs.begin(), SumTimes::kMaxUs.end());

@@ -5,40 +5,12 @@
 #include <cassert>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
+#include "switch/slot_lanes.h"
 #include "wire/lanes.h"
 
 namespace passing {
-namespace {
-
-// `packet` has lanes as on the wire; `lanes` are in host order.
-PASSING_CLONES void WriteLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
-  for (uint32_t i = 0; i < count; ++i) lanes[i] = wire::LoadLane(packet, i);
-}
-
-// Unsigned, so that wrapping is defined.
-PASSING_CLONES void AddLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
-  for (uint32_t i = 0; i < count; ++i) lanes[i] += wire::LoadLane(packet, i);
-}
-
-PASSING_CLONES void MaxLanes(const uint8_t* __restrict packet, uint32_t count, uint32_t* __restrict lanes) {
-  for (uint32_t i = 0; i < count; ++i) {
-    const auto lane = static_cast<int32_t>(wire::LoadLane(packet, i));
-    const auto held = static_cast<int32_t>(lanes[i]);
-    lanes[i] = static_cast<uint32_t>(lane > held ? lane : held);
-  }
-}
-
-PASSING_CLONES void ToNetworkOrder(uint32_t* lanes, uint32_t count) {
-  for (uint32_t i = 0; i < count; ++i) lanes[i] = wire::NetworkOrder(lanes[i]);
-}
-
-uint64_t Bit(uint16_t worker) { return uint64_t{1} << worker; }
-
-uint64_t AllWorkers(size_t workers) { return ~uint64_t{0} >> (64 - workers); }
-
-}  // namespace
-
 struct SlotPool::Job {
   JobSlots slots;
   JobCounter counter;
@@ -59,7 +31,8 @@ struct SlotPool::Job {
 // lanes are swapped in place and header + lanes, and a tag, are the packet to send, the same bytes for everyone who
 // asks.
 struct alignas(32) SlotPool::Version {
-  uint8_t padding[32 - wire::kHeaderBytes];
+  uint64_t no_result = 0;  // the workers that need no lanes of the result
+  uint8_t padding[32 - 8 - wire::kHeaderBytes];
   uint8_t header[wire::kHeaderBytes];
   uint32_t lanes[wire::kMaxLanes];  // host order until all workers have been added, then network order
   uint8_t room_for_tag[wire::kTagBytes];
@@ -71,6 +44,7 @@ struct alignas(32) SlotPool::Version {
   bool empty = true;
   bool complete = false;
   bool tagged = false;
+  bool bare = false;      // nobody has added lanes: there are none
   uint32_t added_us = 0;  // when the latest contribution came: wraps after 71 minutes, as differences do
 
   bool Holds(const wire::Header& of) const {
@@ -78,17 +52,38 @@ struct alignas(32) SlotPool::Version {
   }
   // Once all workers have been added.
   std::span<const uint8_t> Packet() const {
-    return {header, wire::kHeaderBytes + size_t{4} * element_count + (tagged ? wire::kTagBytes : 0)};
+    return {header, wire::kHeaderBytes + (bare ? 0 : size_t{4} * element_count) + (tagged ? wire::kTagBytes : 0)};
   }
   void MakePacket(wire::Header as, const wire::PacketKey* key, uint64_t position) {
     as.tagged = tagged = key != nullptr;
+    if (bare) as.flags |= wire::kFlagBare;
     wire::Encode(as, header);
-    if (key != nullptr) key->Seal(header, element_count, position);
+    if (key != nullptr) key->Seal(header, as.lanes_carried(), position);
+  }
+  // The first lanes that are added to this sequence, from a packet.
+  void Take(const wire::Header& of, const uint8_t* packet_lanes) {
+    bare = of.bare();
+    if (!bare) WriteLanes(packet_lanes, element_count, lanes);
+  }
+  // Where there are no lanes, those that change nothing, in network order.
+  void FillIn() {
+    const uint32_t nothing = lane_format == wire::LaneFormat::kSumInt32 ? 0 : uint32_t{1} << 31;
+    if (std::exchange(bare, false)) std::fill_n(lanes, element_count, wire::NetworkOrder(nothing));
+  }
+  void Add(const wire::Header& of, const uint8_t* packet_lanes) {
+    if (of.bare()) return;
+    if (bare) {
+      Take(of, packet_lanes);
+    } else if (lane_format == wire::LaneFormat::kSumInt32) {
+      AddLanes(packet_lanes, element_count, lanes);
+    } else {
+      MaxLanes(packet_lanes, element_count, lanes);
+    }
   }
 };
 
 struct SlotPool::Slot {
-  static_assert(offsetof(Version, lanes) == 32);
+  static_assert(offsetof(Version, lanes) == 32 && offsetof(Version, header) == 32 - wire::kHeaderBytes);
   static_assert(offsetof(Version, header) + wire::kHeaderBytes == offsetof(Version, lanes));
   static_assert(offsetof(Version, lanes) + 4 * wire::kMaxLanes == offsetof(Version, room_for_tag));
   static_assert(sizeof(Version) == 1504);  // nothing is left of its last 32 bytes
@@ -190,9 +185,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   Version& held = slots_[header.slot].versions[header.version];
   const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
   const uint64_t all = AllWorkers(job.addresses.size());
-  const auto send = [&](Verdict verdict, SendTo to) {
-    return Action{.verdict = verdict, .to = to, .job = job.job, .worker = header.worker, .packet = held.Packet()};
-  };
+  const auto send = [&](Verdict verdict, SendTo to) { return ResultFor(to, verdict, of_job, header.worker, held); };
 
   const auto now_us = static_cast<uint32_t>(now_us_);
   uint32_t waited_us = 0;
@@ -202,30 +195,28 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     held.sequence = header.sequence;
     held.element_count = header.element_count;
     held.lane_format = header.lane_format;
-    held.flags = header.flags;
-    held.bitmap = Bit(header.worker);
-    WriteLanes(lanes, header.element_count, held.lanes);
+    held.flags = header.flags & wire::kStickyFlags;
+    held.bitmap = BitOf(header.worker);
+    held.no_result = 0;
+    held.Take(header, lanes);
   } else if (header.sequence != held.sequence) {
     return drop(Verdict::kStale);
   } else if (!held.Holds(header)) {
     return drop(Verdict::kMismatch);
-  } else if ((held.bitmap & Bit(header.worker)) != 0) {
+  } else if ((held.bitmap & BitOf(header.worker)) != 0) {
     of_job.counter.OnAgain(header.worker);
     if (held.complete) return send(Verdict::kResend, SendTo::kWorker);
     if (held.bitmap == all) return send(Verdict::kForwardedAgain, SendTo::kParent);
     return drop(Verdict::kDuplicate);
   } else {
     assert(!held.complete && held.bitmap != all);
-    held.bitmap |= Bit(header.worker);
-    held.flags |= header.flags;
+    held.bitmap |= BitOf(header.worker);
+    held.flags |= header.flags & wire::kStickyFlags;
     waited_us = now_us - held.added_us;
-    if (held.lane_format == wire::LaneFormat::kSumInt32) {
-      AddLanes(lanes, held.element_count, held.lanes);
-    } else {
-      MaxLanes(lanes, held.element_count, held.lanes);
-    }
+    held.Add(header, lanes);
   }
 
+  if ((header.flags & wire::kFlagNoResult) != 0) held.no_result |= BitOf(header.worker);
   held.added_us = now_us;
   of_job.counter.OnAdded(header.worker, now_us_);
   if (held.bitmap != all) return drop(Verdict::kAdded);
@@ -234,7 +225,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   // In a job that begins at position 0, a forged packet may claim a position before it.
   const auto ahead = static_cast<int32_t>(held.sequence - static_cast<uint32_t>(of_job.completed));
   if (ahead > 0) of_job.completed = position;
-  ToNetworkOrder(held.lanes, held.element_count);
+  if (!held.bare) ToNetworkOrder(held.lanes, held.element_count);
   wire::Header out = header;
   out.flags = held.flags;
   if (job.parent) {
@@ -242,6 +233,8 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     out.epoch = job.parent->epoch;
     out.worker = job.parent->worker;
     out.slot = static_cast<uint16_t>(job.parent->slot_first + (header.slot - job.slot_first));
+    if (!job.parent->bare) held.FillIn();
+    if (job.parent->bare && held.no_result == all) out.flags |= wire::kFlagNoResult;
     held.MakePacket(out, job.parent->keys ? &job.parent->keys->contribution : nullptr, position);
     return send(Verdict::kForwarded, SendTo::kParent);
   }
@@ -270,21 +263,45 @@ Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::sp
   assert(slot < slots_.size());
   Version& held = slots_[slot].versions[header.version];
   // A parent has a result only if we sent our sum. So if we hold another sequence, ours is the newer one.
-  if (!held.Holds(header) || held.bitmap != AllWorkers(job.addresses.size())) return drop(Verdict::kStale);
+  const uint64_t all = AllWorkers(job.addresses.size());
+  if (!held.Holds(header) || held.bitmap != all) return drop(Verdict::kStale);
   if (held.complete) return drop(Verdict::kDuplicate);
+  // Nor does it leave out lanes that we have asked for.
+  if ((header.flags & wire::kFlagNoResult) != 0 && held.no_result != all) return drop(Verdict::kStale);
   held.complete = true;
-  held.flags = header.flags;
-  std::memcpy(held.lanes, packet.data() + wire::kHeaderBytes, size_t{4} * header.element_count);
+  held.flags = header.flags & wire::kStickyFlags;
+  held.bare = header.bare();
+  std::memcpy(held.lanes, packet.data() + wire::kHeaderBytes, size_t{4} * header.lanes_carried());
   wire::Header out = header;
+  out.flags = held.flags;
   out.job = job.job;
   out.epoch = job.epoch;
   out.slot = static_cast<uint16_t>(slot);
   held.MakePacket(out, job.keys ? &job.keys->results : nullptr, wire::PositionNear(of_job.completed, header.sequence));
-  return {.verdict = Verdict::kAnswered,
-          .to = SendTo::kEveryWorker,
-          .job = job.job,
-          .worker = wire::kEveryWorker,
-          .packet = held.Packet()};
+  return ResultFor(SendTo::kEveryWorker, Verdict::kAnswered, of_job, wire::kEveryWorker, held);
+}
+
+// `to` the parent it is our contribution. Else each worker is told what it needs: the result, or that it is here.
+Action SlotPool::ResultFor(SendTo to, Verdict verdict, const Job& job, uint16_t worker, const Version& held) {
+  Action action{.verdict = verdict, .to = to, .job = job.slots.job, .worker = worker, .packet = held.Packet()};
+  const uint64_t receivers = to == SendTo::kWorker ? BitOf(worker) : AllWorkers(job.slots.addresses.size());
+  const uint64_t bare_workers = held.no_result & receivers;
+  if (to == SendTo::kParent || bare_workers == 0) return action;
+  wire::Header header;
+  wire::Decode(action.packet, header);
+  header.flags |= wire::kFlagBare | wire::kFlagNoResult;
+  wire::Encode(header, bare_.data());
+  if (job.slots.keys) {
+    job.slots.keys->results.Seal(bare_.data(), 0, wire::PositionNear(job.completed, held.sequence));
+  }
+  const auto bare = std::span<const uint8_t>(bare_).first(header.packet_bytes());
+  if (bare_workers == receivers) {
+    action.packet = bare;
+  } else {
+    action.bare_workers = bare_workers;
+    action.bare = bare;
+  }
+  return action;
 }
 
 std::optional<JobCounts> SlotPool::CountsOf(uint16_t number) const {

@@ -3,6 +3,7 @@
 #define XLA_FFI_SWITCH_SLOT_POOL_H_
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -17,6 +18,10 @@
 
 namespace passing {
 
+// A worker's bit, and those of all workers of a job that has so many.
+constexpr uint64_t BitOf(uint16_t worker) { return uint64_t{1} << worker; }
+constexpr uint64_t AllWorkers(size_t workers) { return ~uint64_t{0} >> (64 - workers); }
+
 enum class SendTo : uint8_t { kNobody, kEveryWorker, kWorker, kParent };
 
 struct Action {
@@ -25,6 +30,9 @@ struct Action {
   uint16_t job = 0;                   // its number at this switch
   uint16_t worker = 0;                // the sender of the packet
   std::span<const uint8_t> packet{};  // a result, for the parent a contribution; valid until the next call of the pool
+  // These workers need no lanes of a result that goes to every worker. They may be sent `bare` in its place.
+  uint64_t bare_workers = 0;
+  std::span<const uint8_t> bare{};
 };
 
 // The job one level up. There this switch is one worker: it contributes the sums of its own workers.
@@ -35,6 +43,7 @@ struct ParentJob {
   uint16_t worker = 0;
   Address address;
   std::optional<wire::MemberKeys> keys = std::nullopt;  // if packets between the two have tags
+  bool bare = true;                                     // it knows packets without lanes
 };
 
 // The keys of a job whose packets have tags.
@@ -100,9 +109,12 @@ class SlotPool {
   Action OnParentResult(Job& job, const wire::Header& header, std::span<const uint8_t> packet, const Address& source);
   Job* ChildOf(const wire::Header& header) const;
 
+  Action ResultFor(SendTo to, Verdict verdict, const Job& job, uint16_t worker, const Version& held);
+
   std::vector<Slot> slots_;
-  std::vector<std::unique_ptr<Job>> jobs_;  // by job id
-  std::vector<Job*> children_;              // by their parents' job ids
+  std::array<uint8_t, wire::kHeaderBytes + wire::kTagBytes> bare_;  // the last answer without lanes
+  std::vector<std::unique_ptr<Job>> jobs_;                          // by job id
+  std::vector<Job*> children_;                                      // by their parents' job ids
   std::array<uint64_t, kVerdictCount> counts_{};
   uint64_t now_us_ = 0;
 };

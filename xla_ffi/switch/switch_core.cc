@@ -1,5 +1,8 @@
 #include "switch/switch_core.h"
 
+#include <algorithm>
+#include <bit>
+#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -41,44 +44,68 @@ Verdict SwitchCore::OnPacket(std::span<const uint8_t> packet, const Address& sou
   return action.verdict;
 }
 
+// A group hears whole results as soon as two workers need them, and its other workers hear them in vain: sent to each
+// by itself, they would pass a single link to all of them several times.
 void SwitchCore::Queue(const Action& action) {
-  const uint16_t worker = action.to == SendTo::kWorker ? action.worker : wire::kEveryWorker;
-  if (batches_.empty() || batches_.back().job != action.job || batches_.back().to != action.to ||
-      batches_.back().worker != worker) {
-    batches_.push_back({action.job, action.to, worker, packet_bytes_.size(), output_.size()});
+  if (action.bare_workers == 0) {
+    const bool to_one = action.to == SendTo::kWorker;
+    return Queue(action, to_one ? BitOf(action.worker) : 0, action.packet);
   }
-  output_.insert(output_.end(), action.packet.begin(), action.packet.end());
-  packet_bytes_.push_back(static_cast<uint16_t>(action.packet.size()));
+  const Route& route = routes_.at(action.job);
+  const uint64_t others = AllWorkers(route.workers.size()) & ~action.bare_workers;
+  if (route.ways.group && !std::has_single_bit(others)) return Queue(action, 0, action.packet);
+  Queue(action, others, action.packet);
+  Queue(action, action.bare_workers, action.bare);
+}
+
+void SwitchCore::Queue(const Action& action, uint64_t workers, std::span<const uint8_t> packet) {
+  const auto in_use = batches_.begin() + static_cast<ptrdiff_t>(batch_count_);
+  auto batch = std::find_if(std::make_reverse_iterator(in_use), batches_.rend(), [&](const Batch& one) {
+    return one.job == action.job && one.to == action.to && one.workers == workers;
+  });
+  if (batch == batches_.rend()) {
+    if (batch_count_ == batches_.size()) batches_.emplace_back();
+    Batch& added = batches_[batch_count_++];
+    added.job = action.job;
+    added.to = action.to;
+    added.workers = workers;
+    added.bytes.clear();
+    added.packet_bytes.clear();
+    batch = std::make_reverse_iterator(batches_.begin() + static_cast<ptrdiff_t>(batch_count_));
+  }
+  batch->bytes.insert(batch->bytes.end(), packet.begin(), packet.end());
+  batch->packet_bytes.push_back(static_cast<uint16_t>(packet.size()));
 }
 
 void SwitchCore::Flush() {
-  for (size_t i = 0; i < batches_.size(); ++i) {
-    const Batch& batch = batches_[i];
-    const bool last = i + 1 == batches_.size();
-    const size_t end = last ? packet_bytes_.size() : batches_[i + 1].first_packet;
-    const size_t end_byte = last ? output_.size() : batches_[i + 1].first_byte;
-    Outgoing out = WayOf(batch);
-    out.bytes = std::span(output_).subspan(batch.first_byte, end_byte - batch.first_byte);
-    out.packet_bytes = std::span(packet_bytes_).subspan(batch.first_packet, end - batch.first_packet);
-    send_(out);
-  }
-  batches_.clear();
-  output_.clear();
-  packet_bytes_.clear();
+  for (size_t i = 0; i < batch_count_; ++i) send_(WayOf(batches_[i]));
+  batch_count_ = 0;
 }
 
-Outgoing SwitchCore::WayOf(const Batch& batch) const {
+Outgoing SwitchCore::WayOf(const Batch& batch) {
   const auto& [workers, ways, parents_group] = routes_.at(batch.job);
-  Outgoing out{.job = batch.job, .bytes = {}, .packet_bytes = {}, .workers = {}, .from = {}, .group = nullptr};
+  Outgoing out{.job = batch.job,
+               .bytes = batch.bytes,
+               .packet_bytes = batch.packet_bytes,
+               .workers = {},
+               .from = {},
+               .group = nullptr};
   if (batch.to == SendTo::kParent) return out;
-  out.workers = workers;
-  out.from = ways.own;
-  if (batch.to == SendTo::kWorker) {
-    out.workers = out.workers.subspan(batch.worker, 1);
-    if (!out.from.empty()) out.from = out.from.subspan(batch.worker, 1);
-  } else if (ways.group) {
-    out.group = &*ways.group;
+  if (batch.workers == 0) {
+    out.workers = workers;
+    out.from = ways.own;
+    if (ways.group) out.group = &*ways.group;
+    return out;
   }
+  some_workers_.clear();
+  some_own_.clear();
+  for (uint64_t left = batch.workers; left != 0; left &= left - 1) {
+    const int worker = std::countr_zero(left);
+    some_workers_.push_back(workers[worker]);
+    if (!ways.own.empty()) some_own_.push_back(ways.own[worker]);
+  }
+  out.workers = some_workers_;
+  out.from = some_own_;
   return out;
 }
 

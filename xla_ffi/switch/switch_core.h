@@ -70,24 +70,26 @@ class SwitchCore {
     wire::GroupWatch parents_group{};
   };
 
-  // Answers that go the same way, side by side in output_.
+  // Answers that go the same way, side by side.
   struct Batch {
-    uint16_t job;
-    SendTo to;
-    uint16_t worker;  // of SendTo::kWorker
-    size_t first_packet;
-    size_t first_byte;
+    uint16_t job = 0;
+    SendTo to = SendTo::kNobody;
+    uint64_t workers = 0;  // bits of those that are sent a copy each; 0 for the parent, or for all of the job
+    std::vector<uint8_t> bytes{};
+    std::vector<uint16_t> packet_bytes{};
   };
 
   void Queue(const Action& action);
-  Outgoing WayOf(const Batch& batch) const;
+  void Queue(const Action& action, uint64_t workers, std::span<const uint8_t> packet);
+  Outgoing WayOf(const Batch& batch);
 
   const std::function<void(const Outgoing&)> send_;
   SlotPool pool_;
   std::unordered_map<uint16_t, Route> routes_;  // by job
-  std::vector<Batch> batches_;
-  std::vector<uint8_t> output_;
-  std::vector<uint16_t> packet_bytes_;
+  std::vector<Batch> batches_;                  // of which the first so many are in use; the others keep their memory
+  size_t batch_count_ = 0;
+  std::vector<Address> some_workers_;  // those of the batch that is being sent, and how each knows us
+  std::vector<Address> some_own_;
 };
 
 }  // namespace passing

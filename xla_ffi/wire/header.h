@@ -53,7 +53,11 @@ enum class LaneFormat : uint8_t { kSumInt32 = 1, kMaxInt32 = 2 };
 
 // Sticky: the switch ors them over all workers.
 enum Flag : uint8_t { kFlagNaN = 1, kFlagPosInf = 2, kFlagNegInf = 4 };
-inline constexpr uint8_t kAllFlags = kFlagNaN | kFlagPosInf | kFlagNegInf;
+inline constexpr uint8_t kStickyFlags = kFlagNaN | kFlagPosInf | kFlagNegInf;
+// These hold for one packet. Only switches that say so at the join know them.
+inline constexpr uint8_t kFlagBare = 8;       // none of the lanes that are counted follow: they add nothing
+inline constexpr uint8_t kFlagNoResult = 16;  // the worker needs no lanes of the result; a result's lanes are left out
+inline constexpr uint8_t kAllFlags = kStickyFlags | kFlagBare | kFlagNoResult;
 
 struct Header {
   PacketType type = PacketType::kContribution;
@@ -68,7 +72,10 @@ struct Header {
   uint16_t element_count = 0;
   bool tagged = false;
 
-  size_t packet_bytes() const { return kHeaderBytes + size_t{4} * element_count + (tagged ? kTagBytes : 0); }
+  bool bare() const { return (flags & kFlagBare) != 0; }
+  // The lanes that follow the header.
+  uint16_t lanes_carried() const { return bare() ? 0 : element_count; }
+  size_t packet_bytes() const { return kHeaderBytes + size_t{4} * lanes_carried() + (tagged ? kTagBytes : 0); }
   friend bool operator==(const Header&, const Header&) = default;
 };
 

@@ -40,7 +40,7 @@ PacketKey::PacketKey(std::span<const uint8_t, kBytes> bytes) : sip_{Load64(&byte
 }
 
 uint64_t PacketKey::TagOf(const uint8_t* packet, uint32_t lane_count, uint64_t position) const {
-  assert(lane_count > 0 && lane_count <= kMaxLanes);
+  assert(lane_count <= kMaxLanes);
   const uint8_t* lanes = packet + kHeaderBytes;
   const uint32_t half = (lane_count + 1) / 2, pairs = lane_count / 2;
   std::array<uint64_t, 5> words;

@@ -29,7 +29,7 @@ class PacketKey {
   // `bytes`: uniformly random, in network order.
   explicit PacketKey(std::span<const uint8_t, kBytes> bytes);
 
-  // Writes the tag behind the lanes of a packet with `lane_count` of them. `position`: its sequence in full.
+  // Writes the tag behind the lanes of a packet that carries `lane_count` of them. `position`: its sequence in full.
   void Seal(uint8_t* packet, uint32_t lane_count, uint64_t position) const;
   // Is the tag behind the lanes of this packet, which wire::Decode has found right, the one that Seal writes?
   bool Fits(std::span<const uint8_t> packet, uint64_t position) const;

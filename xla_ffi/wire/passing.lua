@@ -25,6 +25,8 @@ local f = {
   nan = ProtoField.bool("passing.flags.nan", "NaN", 8, nil, 0x01),
   pos_inf = ProtoField.bool("passing.flags.pos_inf", "+Inf", 8, nil, 0x02),
   neg_inf = ProtoField.bool("passing.flags.neg_inf", "-Inf", 8, nil, 0x04),
+  bare = ProtoField.bool("passing.flags.bare", "Lanes are left out", 8, nil, 0x08),
+  no_result = ProtoField.bool("passing.flags.no_result", "No lanes of the result are needed", 8, nil, 0x10),
   job = ProtoField.uint16("passing.job", "Job"),
   epoch = ProtoField.uint16("passing.epoch", "Epoch"),
   worker = ProtoField.uint16("passing.worker", "Worker"),
@@ -59,6 +61,12 @@ local function captured_bytes(buffer, offset) return buffer:captured_len() - off
 
 local function tag_bytes(buffer, offset) return buffer(offset + 2, 1):uint() >= TAGGED and TAG_BYTES or 0 end
 
+-- The flag of a packet whose lanes are left out is 8.
+local function lanes_carried(buffer, offset)
+  local is_bare = math.floor(buffer(offset + 3, 1):uint() / 8) % 2 == 1
+  return is_bare and 0 or buffer(offset + 18, 2):uint()
+end
+
 -- What is wrong with the packet at `offset`, as far as its header was captured: a name of xla_ffi/wire/header.h, or nil.
 local function problem(buffer, offset)
   local bytes, captured = sent_bytes(buffer, offset), captured_bytes(buffer, offset)
@@ -68,12 +76,12 @@ local function problem(buffer, offset)
   if byte(0) ~= MAGIC then return "bad_magic" end
   if byte(1) ~= PROTOCOL then return "bad_protocol_version" end
   if not TYPES[byte(2) % TAGGED] then return "bad_type" end
-  if byte(3) > 7 then return "bad_flags" end
+  if byte(3) > 31 then return "bad_flags" end
   if byte(16) > 1 then return "bad_version" end
   if not FORMATS[byte(17)] then return "bad_lane_format" end
   local count = buffer(offset + 18, 2):uint()
   if count == 0 or count > LANES_MAX then return "bad_element_count" end
-  local own = HEADER_BYTES + 4 * count + tag_bytes(buffer, offset)
+  local own = HEADER_BYTES + 4 * lanes_carried(buffer, offset) + tag_bytes(buffer, offset)
   local rest = bytes - own
   if rest < 0 then return "bad_length" end
   -- What follows is another packet, or it is too much.
@@ -150,7 +158,7 @@ local function dissect_one(buffer, offset, pinfo, root)
   end
   local length, count, is_cut = sent_bytes(buffer, offset), 0, available < HEADER_BYTES
   if not wrong and not is_cut then
-    count = buffer(offset + 18, 2):uint()
+    count = lanes_carried(buffer, offset)
     length = HEADER_BYTES + 4 * count + tag_bytes(buffer, offset)
   end
   local tree = root:add(passing, buffer(offset, math.min(length, available)))
@@ -163,6 +171,8 @@ local function dissect_one(buffer, offset, pinfo, root)
     field(flags, f.nan, 3, 1)
     field(flags, f.pos_inf, 3, 1)
     field(flags, f.neg_inf, 3, 1)
+    field(flags, f.bare, 3, 1)
+    field(flags, f.no_result, 3, 1)
   end
   field(tree, f.job, 4, 2)
   field(tree, f.epoch, 6, 2)

@@ -1,6 +1,7 @@
 """How a sum is lowered on CPU: to one asynchronous FFI call for each device, without a collective of XLA."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,6 +19,8 @@ def _emit(
 ) -> tuple[Any, Sequence[Any]]:
     register_ffi()
     make_larger(ctx, turn)
+    if not spec.flat:  # there a rank is a device, whose rows these aren't
+        spec = replace(spec, moves=site.moves)
     call = jax.ffi.ffi_lowering(
         "passing_psum",
         operand_output_aliases={i + 2: i + 1 for i in range(len(leaves))},

@@ -88,6 +88,7 @@ def describe(ctx: mlir.LoweringRuleContext, site: Site) -> SumSpec:
         world_size=(site.world_size or ANY_WORLD_SIZE) * (site.device_ranks or 1),
         flat=site.device_ranks > 0,
         conditional=in_control_flow(),
+        moves="all",  # until a platform's own rule says that it keeps rows apart
         devices=",".join(str(device.id) for device in mesh.devices or ()) if spans else "",
     )
 

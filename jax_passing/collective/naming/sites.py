@@ -18,7 +18,7 @@ from jax_passing.host import scope as scopes
 class Site:
     """One call of the primitive, as the program says it: the primitive's parameter.
 
-    All of it tells sums apart on all hosts, but for the last four, which hosts have in common.
+    All of it tells sums apart on all hosts, but for the last seven, which hosts have in common.
 
     Attributes:
       location: where it is called.
@@ -39,6 +39,7 @@ class Site:
       over_hosts: the sum goes over the hosts, which the mesh doesn't know; None: traced before `init`.
       world_size: hosts of the session; None: any number, as it is elastic.
       device_ranks: devices of each host that are ranks of their own at the switch; 0: each host is one.
+      moves, rows_inside, root: what of the leaves a host gives and needs (sum_spec.py).
     """
 
     location: SourceLocation
@@ -59,6 +60,9 @@ class Site:
     over_hosts: bool | None = None
     world_size: int | None = None
     device_ranks: int = 0
+    moves: str = "all"
+    rows_inside: int = 0
+    root: int = 0
 
     def only(self, indices: Sequence[int], kind: str = "") -> "Site":
         """Returns the site of some of the leaves, a step further from the call."""
@@ -96,7 +100,10 @@ class Site:
 
 
 # The identity says these fields of a site in other words, or leaves them out as all hosts have the same.
-_NOT_NAMED = ("location", "paths", "residuals", "over_hosts", "world_size", "device_ranks")
+_NOT_NAMED = (
+    *("location", "paths", "residuals", "over_hosts", "world_size", "device_ranks"),
+    *("moves", "rows_inside", "root"),
+)
 
 
 def canonical(identity: dict[str, Any]) -> str:

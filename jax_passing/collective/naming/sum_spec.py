@@ -32,6 +32,12 @@ class SumSpec:
       world_size: ranks at the switch that the program is compiled for, or ANY_WORLD_SIZE.
       flat: each device is a rank, not each host.
       conditional: it lies in a loop or branch, which not every execution may come to.
+      moves: what a host gives and needs. "all"; "gather": it gives its devices' rows of each leaf, and zeros for the
+        others, which it needs; "scatter": it gives all, and needs its devices' rows; "broadcast": as "gather", of one
+        row, that of device `root`.
+      rows_inside: rows of one host that follow one another, and then those of the next host: a device's number among
+        the members of this process doesn't count the hosts; 0: it counts all devices.
+      root: whose row it is.
       devices: those of a mesh that spans processes; empty: this process's, which are known when they meet.
     """
 
@@ -51,6 +57,9 @@ class SumSpec:
     world_size: int = 1
     flat: bool = False
     conditional: bool = False
+    moves: str = "all"
+    rows_inside: int = 0
+    root: int = 0
     devices: str = ""
 
     @classmethod

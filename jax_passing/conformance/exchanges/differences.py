@@ -2,10 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 
-from jax_passing.conformance.exchanges.exchange import Exchange, Played, SlotVersion, Step
+from jax_passing.conformance.exchanges.exchange import Exchange, Played, SlotVersion
 from jax_passing.conformance.exchanges.model import State
 from jax_passing.protocol.packet import (
     EVERY_WORKER,
@@ -33,9 +33,9 @@ def shown(data: bytes) -> str:
     return (
         f"{TYPES[packet.type]}: flags {packet.flags}, job {packet.job}, epoch {packet.epoch}, worker {worker}, slot "
         f"{packet.slot}, sequence {packet.sequence}, version {packet.version}, "
-        f"{'sum' if packet.lane_format == SUM else 'maximum'}, {len(packet.lanes)} lanes: {lanes}"
-        + " ..."
-        * (len(packet.lanes) > LANES_SHOWN)
+        f"{'sum' if packet.lane_format == SUM else 'maximum'}, {packet.element_count} lanes: {lanes}"
+        + "left out" * (packet.left_out > 0)
+        + " ..." * (len(packet.lanes) > LANES_SHOWN)
     )
 
 
@@ -54,8 +54,8 @@ def difference(exchange: Exchange, played: Played) -> str:
             if verdict != step.verdict:
                 return f"step {index + 1}: expected {step.verdict}, got {verdict}{_story(exchange, played, index)}"
     for address in exchange.addresses():
-        answers = ((index, replace(step, out=played.translate(step.out, step.to))) for index, step in enumerate(steps))
-        expected = [(index, step) for index, step in answers if address in step.to]
+        answers = ((index, answer) for index, step in enumerate(steps) if (answer := step.answer_to(address)))
+        expected = [(index, played.translate(out, to)) for index, (to, out) in answers]
         if found := _first_unlike(address, expected, played.received.get(address, [])):
             return found[0] + _story(exchange, played, found[1])
     for stray in played.strays:
@@ -86,18 +86,18 @@ def _own_slot(exchange: Exchange, played: Played, slot: int) -> int:
 
 
 def _first_unlike(
-    address: str, expected: Sequence[tuple[int, Step]], received: Sequence[bytes]
+    address: str, expected: Sequence[tuple[int, bytes]], received: Sequence[bytes]
 ) -> tuple[str, int | None] | None:
     """Describes the first packet that differs, and after which step, if that is known."""
-    for (index, step), data in zip(expected, received, strict=False):
-        if data != step.out:
+    for (index, out), data in zip(expected, received, strict=False):
+        if data != out:
             return (
-                f"after step {index + 1} {address} expects another packet:\n  expected {shown(step.out)}\n"
-                f"  got      {shown(data)}\n  which differs in {_unlike(step.out, data)}"
+                f"after step {index + 1} {address} expects another packet:\n  expected {shown(out)}\n"
+                f"  got      {shown(data)}\n  which differs in {_unlike(out, data)}"
             ), index
     if len(received) < len(expected):
-        index, step = expected[len(received)]
-        return f"after step {index + 1} {address} expects a packet, got nothing:\n  expected {shown(step.out)}", index
+        index, out = expected[len(received)]
+        return f"after step {index + 1} {address} expects a packet, got nothing:\n  expected {shown(out)}", index
     if len(received) > len(expected):
         before = f", after the {len(expected)} that it expects" if expected else ""
         return (
@@ -139,6 +139,7 @@ def _story(exchange: Exchange, played: Played, last: int | None) -> str:
         upwards = step.packet[2:3] == bytes([RESULT])
         packet = shown(played.translate(step.packet, ("P",) if upwards else ()))
         to = f", to {' '.join(step.to)}" if step.to else ", no answer"
+        to += f", without lanes to {' '.join(step.bare_to)}" if step.bare_to else ""
         lines.append(f"  step {index + 1}: {step.source} sends {packet}\n    must be: {step.verdict}{to}")
     return "\n" + "\n".join(lines)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle, islice
 
 from jax_passing.conformance.exchanges.model import Job, Limits, Parent, State, Switch
-from jax_passing.protocol.packet import CONTRIBUTION, HEADER, LANES_MAX
+from jax_passing.protocol.packet import BARE, CONTRIBUTION, HEADER, LANES_MAX, NO_RESULT
 
 # The numbers that packets of an exchange carry: job, epoch and first slot. A live switch gives out others; see live.py.
 NUMBERS = {"A": (3, 11, 8), "B": (4, 12, 12)}
@@ -32,13 +32,23 @@ def jobs_of(text: str) -> tuple[Job, ...]:
 
 @dataclass(frozen=True)
 class Step:
-    """`packet` is sent from address `source`; the switch answers `out` to each address of `to`."""
+    """`packet` is sent from address `source`; the switch answers `out` to each address of `to`, and `bare`, which has
+    no lanes, to each of `bare_to`."""
 
     source: str
     packet: bytes
     verdict: str
     to: tuple[str, ...] = ()
     out: bytes = b""
+    bare_to: tuple[str, ...] = ()
+    bare: bytes = b""
+
+    def answer_to(self, address: str) -> tuple[tuple[str, ...], bytes] | None:
+        """Returns the answer that comes to the address, and all to which it goes; None if none does."""
+        for to, out in ((self.to, self.out), (self.bare_to, self.bare)):
+            if address in to:
+                return to, out
+        return None
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,8 @@ class Exchange:
             return "its jobs have parents" if limits.trees else "its jobs have no parent"
         if not limits.multicast and any(job.group is not None for job in self.jobs):
             return "results don't go to a group here"
+        if not limits.bare and self._leaves_out():
+            return "packets without lanes are malformed here"
         if not limits.whole_chunks and self._lanes() > limits.lanes_per_chunk:
             return f"packets have at most {limits.lanes_per_chunk} lanes here"
         if limits.reach is not None and self._leap() > limits.reach:
@@ -83,6 +95,11 @@ class Exchange:
         sequences = [int.from_bytes(packet[12:16]) for packet in contributions]
         return max((min(sequence, (1 << 32) - sequence) for sequence in sequences), default=0)
 
+    def _leaves_out(self) -> bool:
+        """Says whether packets without lanes, or contributions that need none of the result, are well-formed in it."""
+        packets = [step.packet for step in self.steps if step.verdict != "malformed"]
+        return any(packet[3] & (BARE | NO_RESULT) for packet in packets)
+
     def _lanes(self) -> int:
         """Returns the lanes of the longest packet."""
         counts = [int.from_bytes(step.packet[18:20]) for step in self.steps]
@@ -94,7 +111,13 @@ class Exchange:
             return self
         lanes = limits.lanes_per_chunk
         steps = [
-            replace(step, packet=_widened(step.packet, lanes), out=_widened(step.out, lanes)) for step in self.steps
+            replace(
+                step,
+                packet=_widened(step.packet, lanes),
+                out=_widened(step.out, lanes),
+                bare=_widened(step.bare, lanes),
+            )
+            for step in self.steps
         ]
         return replace(self, steps=tuple(steps))
 
@@ -111,7 +134,11 @@ def _widened(packet: bytes, lanes: int) -> bytes:
     if len(packet) < HEADER.size:
         return packet
     count = int.from_bytes(packet[18:20])
-    if not 1 <= count <= LANES_MAX or len(packet) == HEADER.size:
+    if not 1 <= count <= LANES_MAX:
+        return packet
+    if packet[3] & BARE:
+        return packet[:18] + lanes.to_bytes(2) + packet[20:]
+    if len(packet) == HEADER.size:
         return packet
     surplus = len(packet) - HEADER.size - 4 * count
     words = [packet[at : at + 4].ljust(4, b"\0") for at in range(HEADER.size, HEADER.size + 4 * count, 4)]
@@ -130,7 +157,8 @@ def _played_on_model(exchange: Exchange, limits: Limits) -> tuple[Switch, list[S
     steps = []
     for step in exchange.steps:
         answer = switch.on_packet(step.packet, step.source)
-        steps.append(Step(step.source, step.packet, answer.verdict, tuple(map(str, answer.to)), answer.packet))
+        to, bare_to = tuple(map(str, answer.to)), tuple(map(str, answer.bare_to))
+        steps.append(Step(step.source, step.packet, answer.verdict, to, answer.packet, bare_to, answer.bare))
     return switch, steps
 
 

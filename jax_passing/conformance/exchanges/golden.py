@@ -34,10 +34,17 @@ def _step(step: Sequence[str], jobs: Sequence[Job]) -> Step:
     source, packet, verdict, *answer = step
     if not answer:
         return Step(source, _bytes(packet), verdict)
-    to, out = answer
+    to, out, *bare = answer
+    bare_to, bare_out = bare or ("", "")
+    return Step(
+        source, _bytes(packet), verdict, _addresses(to, jobs), _bytes(out), _addresses(bare_to, jobs), _bytes(bare_out)
+    )
+
+
+def _addresses(text: str, jobs: Sequence[Job]) -> tuple[str, ...]:
     workers = [str(worker) for job in jobs for worker in job.workers]
-    everybody = [worker for worker in workers if worker[0] == to]  # "A" stands for all workers of job A
-    return Step(source, _bytes(packet), verdict, tuple(everybody or [to]), _bytes(out))
+    everybody = tuple(worker for worker in workers if worker[0] == text)  # "A" stands for all workers of job A
+    return everybody or tuple(text.split())
 
 
 def _bytes(text: str) -> bytes:

@@ -7,10 +7,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
 from jax_passing.protocol.packet import (
+    BARE,
     CONTRIBUTION,
     EVERY_WORKER,
     LANES_MAX,
+    NO_RESULT,
     RESULT,
+    STICKY,
     SUM,
     WORKERS_MAX,
     MalformedError,
@@ -31,6 +34,7 @@ class Limits:
       worker_limit: workers that a job may have.
       trees: whether its jobs have a parent, to which it passes their sums; None: as you like.
       multicast: whether it can send results to a group.
+      bare: whether it knows packets without lanes; else they are malformed to it.
       reach: how far ahead of the furthest complete sequence of its job a contribution may be; None: as you like.
       fresh_jobs: nothing is complete of a job when an exchange begins, so that the model knows what is too far; a live
         switch's jobs have played other exchanges.
@@ -41,6 +45,7 @@ class Limits:
     worker_limit: int = WORKERS_MAX
     trees: bool | None = None
     multicast: bool = False
+    bare: bool = True
     reach: int | None = None
     fresh_jobs: bool = True
 
@@ -74,11 +79,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Answer:
-    """The switch's answer: `packet` goes to each of `to`; if `to` is empty, the switch is silent."""
+    """The switch's answer: `packet` goes to each of `to`, and `bare`, which has no lanes, to each of `bare_to`. If both
+    are empty, the switch is silent."""
 
     verdict: str
     to: tuple[Address, ...] = ()
     packet: bytes = b""
+    bare_to: tuple[Address, ...] = ()
+    bare: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -107,17 +115,27 @@ class SlotVersion:
     def first(self) -> Packet:
         return next(iter(self.contributions.values()))
 
+    @property
+    def needing(self) -> set[int]:
+        """Returns the workers that need the result's lanes."""
+        return {worker for worker, packet in self.contributions.items() if not packet.flags & NO_RESULT}
+
 
 def _signed(lane: int) -> int:
     return lane - (1 << 32) if lane >> 31 else lane
 
 
 def _combined(contributions: dict[int, Packet]) -> Packet:
-    """Combines contributions: all their flags, and for each lane the sum modulo 2^32 or the signed maximum."""
-    first, *others = contributions.values()
-    flags, lanes = first.flags, list(first.lanes)
+    """Combines contributions: all their sticky flags, and for each lane the sum modulo 2^32 or the signed maximum, over
+    those that have lanes. If none has, the sum has none, either."""
+    flags = 0
+    for each in contributions.values():
+        flags |= each.flags & STICKY
+    first, *others = [each for each in contributions.values() if not each.flags & BARE] or [*contributions.values()]
+    if first.flags & BARE:
+        return replace(first, flags=flags | BARE)
+    lanes = list(first.lanes)
     for other in others:
-        flags |= other.flags
         pairs = zip(lanes, other.lanes, strict=True)
         lanes = [(a + b) % (1 << 32) if first.lane_format == SUM else max(a, b, key=_signed) for a, b in pairs]
     return replace(first, flags=flags, lanes=tuple(lanes))
@@ -169,7 +187,9 @@ class Switch:
             packet = decode(data)
         except MalformedError:
             return Answer("malformed")
-        if self._limits.whole_chunks and len(packet.lanes) != self._limits.lanes_per_chunk:
+        if self._limits.whole_chunks and packet.element_count != self._limits.lanes_per_chunk:
+            return Answer("malformed")
+        if not self._limits.bare and packet.flags & ~STICKY:
             return Answer("malformed")
         if packet.type == RESULT:
             for job in self._jobs.values():
@@ -200,7 +220,7 @@ class Switch:
             held.contributions, held.from_parent = {}, None
         elif packet.sequence != held.first.sequence:
             return Answer("stale")
-        elif (len(packet.lanes), packet.lane_format) != (len(held.first.lanes), held.first.lane_format):
+        elif (packet.element_count, packet.lane_format) != (held.first.element_count, held.first.lane_format):
             return Answer("mismatch")
         again = packet.worker in held.contributions
         if not again:
@@ -212,10 +232,15 @@ class Switch:
 
         combined = _combined(held.contributions)
         if job.parent is not None and held.from_parent is None:
+            if not held.needing:
+                combined = replace(combined, flags=combined.flags | NO_RESULT)
             return Answer("forwarded_again" if again else "forwarded", (job.parent.address,), _upwards(job, combined))
         result = _result(job, held.from_parent or combined, packet.slot)
-        to = (job.workers[packet.worker],) if again else job.everybody
-        return Answer("resend" if again else "complete", to, result)
+        if not again:
+            return _to_all("complete", job, held, result)
+        is_needed = packet.worker in held.needing
+        answer = result if is_needed else result.without_lanes(NO_RESULT)
+        return Answer("resend", (job.workers[packet.worker],), answer.encode())
 
     def _on_result(self, job: Job, parent: Parent, packet: Packet, source: Address) -> Answer:
         """Takes the parent's sum of all its workers, this switch among them."""
@@ -233,17 +258,33 @@ class Switch:
             return Answer("stale")
         if held.from_parent is not None:
             return Answer("duplicate")
+        if packet.flags & NO_RESULT and held.needing:  # it leaves out lanes that were asked for
+            return Answer("stale")
         held.from_parent = packet
-        return Answer("answered", job.everybody, _result(job, packet, slot))
+        return _to_all("answered", job, held, _result(job, packet, slot))
 
 
 def _content(packet: Packet) -> tuple[int, int, int]:
     """Returns the fields that a result shares with the contributions."""
-    return packet.sequence, packet.lane_format, len(packet.lanes)
+    return packet.sequence, packet.lane_format, packet.element_count
 
 
-def _result(job: Job, combined: Packet, slot: int) -> bytes:
-    return replace(combined, type=RESULT, job=job.number, epoch=job.epoch, worker=EVERY_WORKER, slot=slot).encode()
+def _result(job: Job, combined: Packet, slot: int) -> Packet:
+    flags = combined.flags & ~NO_RESULT
+    return replace(combined, type=RESULT, flags=flags, job=job.number, epoch=job.epoch, worker=EVERY_WORKER, slot=slot)
+
+
+def _to_all(verdict: str, job: Job, held: SlotVersion, result: Packet) -> Answer:
+    """Sends the result to those that need it, and to the others that it is here. A group gets it whole as soon as two
+    workers need it."""
+    bare = result.without_lanes(NO_RESULT).encode()
+    needing = [address for worker, address in enumerate(job.workers) if worker in held.needing]
+    others = [address for worker, address in enumerate(job.workers) if worker not in held.needing]
+    if not needing:
+        return Answer(verdict, job.everybody, bare)
+    if not others or (job.group is not None and len(needing) > 1):
+        return Answer(verdict, job.everybody, result.encode())
+    return Answer(verdict, tuple(needing), result.encode(), tuple(others), bare)
 
 
 def _upwards(job: Job, combined: Packet) -> bytes:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from jax_passing.conformance.exchanges.exchange import STRANGER, Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.exchanges.model import Job, Limits
-from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, MAX, PROBE, RESULT, SUM, Packet
+from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, MAX, NO_RESULT, PROBE, RESULT, SUM, Packet
 
 WORD = 1 << 32
 SEQUENCE_AT = range(12, 16)
@@ -79,7 +79,7 @@ class _Maker:
         if rng.random() < 0.03:
             count = rng.randint(1, limits.lanes_per_chunk)
         late = rng.choice(self._lags()) if rng.random() < 0.05 else 0
-        return Packet(
+        packet = Packet(
             type=CONTRIBUTION,
             flags=rng.choice([0, 0, 0, 1, 2, 4, rng.randrange(8)]),
             sequence=(self._bases[slot] + self._age - late) % WORD,
@@ -87,6 +87,9 @@ class _Maker:
             lane_format=lane_format,
             lanes=tuple(rng.choice(LANES) if rng.random() < 0.3 else rng.randrange(WORD) for _ in range(count)),
         )
+        if limits.bare and rng.random() < 0.3:
+            packet = replace(packet, flags=packet.flags | NO_RESULT)
+        return packet.without_lanes() if limits.bare and rng.random() < 0.3 else packet
 
     def _lags(self) -> list[int]:
         """Returns by how much, modulo 2^32, a sequence may be older than it should be."""

@@ -108,6 +108,7 @@ class ParentRole:
                 worker=numbers.worker,
                 lanes_per_chunk=least.lanes_per_chunk,
                 whole_chunks=least.whole_chunks,
+                bare=True,
                 contribution_secret=of_contributions if tagged else None,
                 result_secret=of_results if tagged else None,
             )

@@ -64,6 +64,7 @@ class LiveSwitch:
             worker_limit=welcome.worker_limit,
             trees=self._parent is not None,
             multicast=self._has_group(),
+            bare=welcome.bare,
             reach=4 * welcome.slot_count if "too_far" in self._stranger.counters() else None,
             fresh_jobs=False,
         )

@@ -336,4 +336,5 @@ def _link(link: WelcomedShard) -> _native.ShardLink:
         whole_lanes=welcome.lanes_per_chunk if welcome.whole_chunks else 0,
         name=link.name,
         keys=welcome.packet_keys,
+        bare=welcome.bare,
     )

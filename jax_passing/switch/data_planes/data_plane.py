@@ -74,6 +74,7 @@ class Parent:
     # for a data plane that speaks to its parent from its own data port.
     socket: _native.UdpSocket | None = None
     keys: tuple[bytes, bytes] | None = None  # of our contributions and of results there, if packets have tags
+    bare: bool = False  # it knows packets without lanes
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,11 @@ class DataPlane(Protocol):
     @property
     def whole_chunks(self) -> bool:
         """Packets have exactly `lanes_per_chunk` lanes, others are dropped: hosts pad with zeros."""
+
+    @property
+    def takes_bare(self) -> bool:
+        """Says whether it knows packets without lanes: contributions that add nothing, and results for those who need
+        no lanes of them. Elsewhere hosts send all lanes, and get them."""
 
     @property
     def can_tag(self) -> bool:

@@ -63,6 +63,7 @@ class EbpfDataPlane:
 
     host = ""
     whole_chunks = False
+    takes_bare = False
     can_tag = False
     worker_limit = WORKERS_MAX
 

@@ -37,6 +37,7 @@ class P4DataPlane:
     """This device runs the program of p4/; see data_plane.DataPlane. Raises DeviceError if it can't be reached."""
 
     whole_chunks = True
+    takes_bare = False
     can_tag = False
     worker_limit = WORKERS_MAX
 

@@ -13,6 +13,7 @@ class SoftwareDataPlane:
 
     host = ""
     whole_chunks = False
+    takes_bare = True
     can_tag = True
     worker_limit = WORKERS_MAX
 
@@ -96,6 +97,7 @@ def _native_parent(parent: Parent) -> _native.ParentLink:
         slot_first=parent.slot_first,
         worker=parent.worker,
         keys=parent.keys,
+        bare=parent.bare,
     )
 
 

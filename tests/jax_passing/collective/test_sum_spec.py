@@ -27,6 +27,9 @@ SPEC = SumSpec(
     world_size=9,
     flat=False,
     conditional=True,
+    moves="scatter",
+    rows_inside=6,
+    root=7,
     devices="0,1,2048,2049",
 )
 GPU_SPEC = GpuSpec(6, 7, (-1, 2049), (10, 11), (13, 14), (15, 16))

@@ -27,6 +27,7 @@ async def until(condition):
 
 class RecordingDataPlane:
     host, port, slot_total, lanes_per_chunk, whole_chunks, worker_limit = "", 4242, 1024, 360, False, 64
+    takes_bare = False
     can_tag = False
 
     def __init__(self):

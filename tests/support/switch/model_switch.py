@@ -33,7 +33,7 @@ class ModelDataPlane:
     def __init__(self, limits=NO_LIMITS, fault=lambda verdict, to, packet: (to, packet), multicast=False, ring=None):
         self._multicast, self._ring = multicast, ring
         self.lanes_per_chunk, self.whole_chunks = limits.lanes_per_chunk, limits.whole_chunks
-        self.worker_limit = limits.worker_limit
+        self.worker_limit, self.takes_bare = limits.worker_limit, limits.bare
         self._switch, self._fault = Switch(replace(limits, reach=4 * SLOTS_PER_JOB)), fault
         self._lock = threading.Lock()
         self._jobs = {}
@@ -52,6 +52,7 @@ class ModelDataPlane:
                 answer = self._switch.on_packet(*received)
                 self._counts[answer.verdict] += 1
             self.send(*self._fault(answer.verdict, answer.to, answer.packet))
+            self.send(answer.bare_to, answer.bare)
 
     def _packets(self):
         while True:

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <random>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "../tests/xla_ffi/host/support/cluster.h"
 
@@ -50,6 +52,62 @@ TEST(AllReduceCluster, theLargestWorld) {
   cluster.AddSite(DType::kUint64, {100}, 1);
   cluster.Execute({0, 1, 2}, 1000);
   ASSERT_TRUE(cluster.Run(600'000'000)) << cluster.Stalls();
+}
+
+// Each rank gives or needs one row: of a few elements, of chunks that rows share, and of several segments.
+TEST(AllReduceCluster, rowsOfRanks) {
+  for (const uint32_t world_size : {1u, 2u, 5u}) {
+    for (const bool bare : {true, false}) {
+      for (const bool tree : {false, true}) {
+        SCOPED_TRACE(std::to_string(world_size) + (bare ? " bare" : "") + (tree ? " tree" : ""));
+        ClusterOptions options{
+            .world_size = world_size,
+            .shard_count = tree ? 1u : 2u,
+            .trees = {tree ? Tree::Levels(world_size, {world_size > 2 ? 2u : 1u}) : Tree::OneSwitch(world_size)},
+            .faults = {.loss = 0.02, .duplicate = 0.05, .reorder = 0.2, .reorder_us = 500},
+            .bare = bare};
+        Cluster cluster(world_size, options);
+        std::vector<uint32_t> sites;
+        for (const Moves moves : {Moves::kGather, Moves::kScatter}) {
+          for (const DType dtype : {DType::kFloat32, DType::kInt32, DType::kBFloat16, DType::kInt64}) {
+            for (const uint64_t row : {3u, 500u, 9000u}) {
+              sites.push_back(cluster.AddSite(dtype, {row * world_size, world_size}, 1 + row % 2, Op::kSum,
+                                              WireDtype::kFull, moves));
+            }
+          }
+        }
+        sites.push_back(
+            cluster.AddSite(DType::kFloat32, {2000 * world_size}, 1, Op::kSum, WireDtype::kInt8, Moves::kScatter));
+        cluster.Execute(sites, 1000);
+        ASSERT_TRUE(cluster.Run(600'000'000)) << cluster.Stalls();
+      }
+    }
+  }
+}
+
+// A rank sends its own row, or all others', and receives the others', or its own; beside these go headers, and the
+// exponents of floats.
+TEST(AllReduceCluster, rowsTakeTheirBytesAlone) {
+  constexpr uint64_t kRow = 64 * 360, kRanks = 4;
+  for (const Moves moves : {Moves::kGather, Moves::kScatter, Moves::kAll}) {
+    ClusterOptions options{
+        .world_size = kRanks, .slot_count = 512, .lanes_per_chunk = 360, .faults = {}, .plain = true};
+    Cluster cluster(1, options);
+    cluster.Execute({cluster.AddSite(DType::kInt32, {kRow * kRanks}, 1, Op::kSum, WireDtype::kFull, moves)}, 1);
+    ASSERT_TRUE(cluster.Run(600'000'000)) << cluster.Stalls();
+    const uint64_t own = 4 * kRow, others = own * (kRanks - 1);
+    const uint64_t headers = wire::kHeaderBytes * kRow / 360 * kRanks;
+    for (uint32_t rank = 0; rank < kRanks; ++rank) {
+      const AllReduceStats stats = cluster.rank(rank).stats();
+      if (stats.packets_resent > 0) continue;
+      EXPECT_EQ(stats.bytes_sent, headers + (moves == Moves::kAll      ? own + others
+                                             : moves == Moves::kGather ? own
+                                                                       : others));
+      EXPECT_EQ(stats.bytes_received, headers + (moves == Moves::kAll      ? own + others
+                                                 : moves == Moves::kGather ? others
+                                                                           : own));
+    }
+  }
 }
 
 TEST(AllReduceCluster, aRepeatedProgramNeedsNoOrderMessages) {

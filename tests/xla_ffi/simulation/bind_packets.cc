@@ -64,12 +64,11 @@ nb::object TupleOf(uint32_t who, const std::variant<Whats...>& what) {
   return std::visit([who](const auto& one) { return TupleOf(who, one); }, what);
 }
 
-void AddJob(
-    Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-    const std::vector<MachinePort>& workers, const std::optional<MachinePort>& group,
-    const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t, std::optional<MemberKeyBytes>>>&
-        parent,
-    const std::optional<JobKeyBytes>& keys, uint64_t first_position, uint32_t reach) {
+void AddJob(Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
+            const std::vector<MachinePort>& workers, const std::optional<MachinePort>& group,
+            const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t,
+                                           std::optional<MemberKeyBytes>, bool>>& parent,
+            const std::optional<JobKeyBytes>& keys, uint64_t first_position, uint32_t reach) {
   JobSlots slots{.job = job,
                  .epoch = epoch,
                  .slot_first = slot_first,
@@ -80,13 +79,14 @@ void AddJob(
                  .reach = reach};
   uint32_t uplink = 0;
   if (parent) {
-    const auto& [parent_job, parent_epoch, parent_slot_first, worker, socket, parent_keys] = *parent;
+    const auto& [parent_job, parent_epoch, parent_slot_first, worker, socket, parent_keys, bare] = *parent;
     slots.parent = {.job = parent_job,
                     .epoch = parent_epoch,
                     .slot_first = parent_slot_first,
                     .worker = worker,
                     .address = {},
-                    .keys = KeysOf(parent_keys)};
+                    .keys = KeysOf(parent_keys),
+                    .bare = bare};
     uplink = socket;
   }
   std::vector<Endpoint> endpoints;
@@ -94,10 +94,11 @@ void AddJob(
   self.AddJob(number, std::move(slots), endpoints, EndpointOf(group), uplink);
 }
 
-// `shards`: socket, job, epoch, first slot, worker, whole lanes and keys at each switch.
+// `shards`: socket, job, epoch, first slot, worker, whole lanes, keys at each switch, and whether it takes bare
+// packets.
 uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
                  const std::vector<std::tuple<uint32_t, uint16_t, uint16_t, uint32_t, uint16_t, uint32_t,
-                                              std::optional<MemberKeyBytes>>>& shards,
+                                              std::optional<MemberKeyBytes>, bool>>& shards,
                  uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
                  const std::optional<nb::bytes>& mask_key, uint64_t first_position, uint32_t incarnation, double warn_s,
                  double deadline_s, uint64_t seed, bool check_nans) {
@@ -115,7 +116,7 @@ uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
   if (check_key) std::memcpy(config.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);
   if (mask_key) std::memcpy(config.mask_key.emplace().data(), mask_key->data(), Aes::kKeyBytes);
   std::vector<uint32_t> sockets;
-  for (const auto& [socket, job, epoch, slot_first, worker, whole_lanes, keys] : shards) {
+  for (const auto& [socket, job, epoch, slot_first, worker, whole_lanes, keys, bare] : shards) {
     sockets.push_back(socket);
     config.shards.push_back({.job = job,
                              .epoch = epoch,
@@ -123,7 +124,8 @@ uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
                              .worker = worker,
                              .whole_lanes = whole_lanes,
                              .name = "switch " + std::to_string(sockets.size()),
-                             .keys = KeysOf(keys)});
+                             .keys = KeysOf(keys),
+                             .bare = bare});
   }
   return self.AddHost(options, sockets, incarnation);
 }
@@ -217,11 +219,14 @@ NB_MODULE(_simulation, m) {
       .def(
           "add_site",
           [](Packets& self, const std::string& dtype, std::vector<uint64_t> leaves, uint32_t device_count, bool maxima,
-             const std::string& wire_dtype) {
+             const std::string& wire_dtype, const std::string& moves) {
             return self.AddSite(*ParseDType(dtype), std::move(leaves), device_count, maxima ? Op::kMax : Op::kSum,
-                                *ParseWireDtype(wire_dtype));
+                                *ParseWireDtype(wire_dtype),
+                                moves == "gather"    ? Moves::kGather
+                                : moves == "scatter" ? Moves::kScatter
+                                                     : Moves::kAll);
           },
-          "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a)
+          "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a, "moves"_a)
       .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,
            "lanes_per_chunk"_a, "check_key"_a.none(), "mask_key"_a.none(), "first_position"_a, "incarnation"_a,
            "warn_s"_a, "deadline_s"_a, "seed"_a, "check_nans"_a)

@@ -153,7 +153,9 @@ class Packets {
 
   // Hosts.
 
-  uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, WireDtype wire_dtype);
+  // `moves`: if not all, each rank has a row of each leaf, of the first device.
+  uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, WireDtype wire_dtype,
+                   Moves moves = Moves::kAll);
   // `sockets`: by shard, which it takes over. The hosts of one `incarnation` add up with one another and nobody else.
   uint32_t AddHost(const RankOptions& options, const std::vector<uint32_t>& sockets, uint32_t incarnation);
   // One execution of a program: a sum of each of `sites`, issued in any order within `spread_us`.
@@ -228,6 +230,8 @@ class Packets {
   struct Host {
     uint32_t machine = 0;
     uint32_t incarnation = 0;
+    uint32_t rank = 0;
+    uint32_t world_size = 1;
     double deadline_s = 0;
     std::vector<uint32_t> sockets{};
     std::vector<std::unique_ptr<FakeDriver>> drivers{};
@@ -283,7 +287,9 @@ class Packets {
                const std::shared_ptr<const HostBuffers>& late, uint64_t begin,
                const std::shared_ptr<std::mt19937_64>& random);
   void OnDone(uint32_t number, const CallKey& key, const Failure* failure);
-  HostBuffers InputsOf(uint32_t number, const CallKey& key) const;
+  HostBuffers InputsOf(uint32_t number, uint32_t rank, uint32_t world_size, const CallKey& key) const;
+  // Are those of the first `elements` elements right that the host needs?
+  bool AreRight(const Host& host, const CallKey& key, uint64_t elements);
   const std::vector<Bytes>* ReferenceOf(uint32_t incarnation, const CallKey& key);
   void WakeAt(uint32_t number, int64_t at_us);
   void Wake(uint32_t number, int64_t at_us);

@@ -15,20 +15,25 @@ SumKey NameOf(const CallKey& key) {
 
 }  // namespace
 
-uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op,
-                          WireDtype wire_dtype) {
+uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, WireDtype wire_dtype,
+                          Moves moves) {
   sites_.push_back(std::make_shared<SumSpec>(SumSpec{.site_name = "site " + std::to_string(sites_.size()),
                                                      .dtype = dtype,
                                                      .leaf_elements = std::move(leaves),
                                                      .local_member_count = device_count,
                                                      .op = op,
-                                                     .wire_dtype = wire_dtype}));
+                                                     .wire_dtype = wire_dtype,
+                                                     .moves = moves}));
   return static_cast<uint32_t>(sites_.size() - 1);
 }
 
 uint32_t Packets::AddHost(const RankOptions& options, const std::vector<uint32_t>& sockets, uint32_t incarnation) {
   const uint32_t number = ++last_;
-  Host host{.incarnation = incarnation, .deadline_s = options.deadline_s, .sockets = sockets};
+  Host host{.incarnation = incarnation,
+            .rank = options.job.rank,
+            .world_size = options.job.world_size,
+            .deadline_s = options.deadline_s,
+            .sockets = sockets};
   std::vector<Driver*> drivers;
   std::vector<bool> hears_group;
   for (uint32_t shard = 0; shard < sockets.size(); ++shard) {
@@ -120,9 +125,12 @@ void Packets::Issue(uint32_t number, const CallKey& key) {
   if (found == hosts_.end()) return;
   Host& host = found->second;
   if (WaitsForPause(host.machine, [this, number, key] { Issue(number, key); })) return;
-  const auto [site, execution, step] = key;
-  HostBuffers& buffers = host.calls[key] = InputsOf(number, key);
-  Sum sum{.key = NameOf(key), .spec = sites_[site], .inputs = {}, .outputs = {}};
+  HostBuffers& buffers = host.calls[key] = InputsOf(number, host.rank, host.world_size, key);
+  Sum sum{.key = NameOf(key), .spec = sites_[std::get<0>(key)], .inputs = {}, .outputs = {}};
+  if (sum.spec->moves != Moves::kAll) {
+    sum.own_rows.resize(host.world_size);
+    sum.own_rows[host.rank] = true;
+  }
   for (Bytes& buffer : buffers) {
     sum.inputs.push_back(buffer.data());
     sum.outputs.push_back(buffer.data());
@@ -143,11 +151,8 @@ void Packets::DeliverLate(uint32_t number, const CallKey& key, Sum& sum) {
   sum.pieces.emplace().ready_elements = 1 + (*random)() % sum.spec->elements();
   Spoil(buffers, *sum.spec, sum.pieces->ready_elements);
   sum.pieces->written = [this, number, key](uint64_t elements) {
-    const Host& host = hosts_.at(number);
-    const auto* reference = ReferenceOf(host.incarnation, key);
-    const SumSpec& shape = *sites_[std::get<0>(key)];
-    if (reference == nullptr || !AreRight(host.calls.at(key), *reference, shape, 0, elements)) {
-      Violate(number, "told of a wrong sum: " + shape.site_name);
+    if (!AreRight(hosts_.at(number), key, elements)) {
+      Violate(number, "told of a wrong sum: " + sites_[std::get<0>(key)]->site_name);
     }
   };
   DeliverNext(number, key, sum.key, late, sum.pieces->ready_elements, random);
@@ -194,12 +199,8 @@ void Packets::OnDone(uint32_t number, const CallKey& key, const Failure* failure
     host.calls.erase(found);
     return;
   }
-  const std::vector<Bytes>* reference = ReferenceOf(host.incarnation, key);
-  bool right = reference != nullptr;
-  for (size_t i = 0; right && i < found->second.size(); ++i) {
-    right = found->second[i] == (*reference)[i % reference->size()];
-  }
-  if (!right) Violate(number, "wrong sum: " + sites_[std::get<0>(key)]->site_name);
+  const SumSpec& shape = *sites_[std::get<0>(key)];
+  if (!AreRight(host, key, shape.elements())) Violate(number, "wrong sum: " + shape.site_name);
   ++sums_right_;
   host.calls.erase(found);
   if (--host.left_of.at(std::get<1>(key)) > 0) return;
@@ -208,7 +209,7 @@ void Packets::OnDone(uint32_t number, const CallKey& key, const Failure* failure
 }
 
 // Alike whoever asks, and unlike for any two hosts and calls.
-HostBuffers Packets::InputsOf(uint32_t number, const CallKey& key) const {
+HostBuffers Packets::InputsOf(uint32_t number, uint32_t rank, uint32_t world_size, const CallKey& key) const {
   const auto [site, execution, step] = key;
   std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step};
   std::mt19937_64 random(seeds);
@@ -218,9 +219,29 @@ HostBuffers Packets::InputsOf(uint32_t number, const CallKey& key) const {
   for (uint32_t device = 0; device < shape.local_member_count; ++device) {
     for (const uint64_t elements : shape.leaf_elements) {
       buffers.push_back(RandomLeaf(shape, elements, random, special));
+      if (shape.moves != Moves::kGather) continue;
+      Bytes& leaf = buffers.back();  // which has zeros in the others' rows
+      const auto row_begin = leaf.begin() + static_cast<ptrdiff_t>(leaf.size() / world_size * rank);
+      std::fill(leaf.begin(), row_begin, uint8_t{0});
+      std::fill(row_begin + static_cast<ptrdiff_t>(leaf.size() / world_size), leaf.end(), uint8_t{0});
     }
   }
   return buffers;
+}
+
+bool Packets::AreRight(const Host& host, const CallKey& key, uint64_t elements) {
+  const auto* reference = ReferenceOf(host.incarnation, key);
+  if (reference == nullptr) return false;
+  const SumSpec& shape = *sites_[std::get<0>(key)];
+  const HostBuffers& buffers = host.calls.at(key);
+  if (shape.moves != Moves::kScatter) return passing::AreRight(buffers, *reference, shape, 0, elements);
+  uint64_t leaf_begin = 0;
+  for (const uint64_t leaf : shape.leaf_elements) {
+    const uint64_t row = leaf / host.world_size, begin = leaf_begin + row * host.rank;
+    if (!passing::AreRight(buffers, *reference, shape, begin, std::min(begin + row, elements))) return false;
+    leaf_begin += leaf;
+  }
+  return true;
 }
 
 // Null if a rank of the incarnation has never been there.
@@ -228,9 +249,10 @@ const std::vector<Bytes>* Packets::ReferenceOf(uint32_t incarnation, const CallK
   auto [found, is_new] = references_.try_emplace({incarnation, key});
   if (is_new) {
     std::vector<HostBuffers> inputs;
-    for (const uint32_t number : incarnations_.at(incarnation)) {
-      if (number == 0) return references_.erase(found), nullptr;
-      inputs.push_back(InputsOf(number, key));
+    const auto& ranks = incarnations_.at(incarnation);
+    for (uint32_t rank = 0; rank < ranks.size(); ++rank) {
+      if (ranks[rank] == 0) return references_.erase(found), nullptr;
+      inputs.push_back(InputsOf(ranks[rank], rank, static_cast<uint32_t>(ranks.size()), key));
     }
     found->second = Reference(*sites_[std::get<0>(key)], inputs, NameOf(key));
   }

@@ -90,15 +90,16 @@ void Packets::Forge(const Seen& seen) {
   const auto any = [this](std::span<uint8_t> bytes) {
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(network_.Below(256));
   };
-  switch (network_.Below(8)) {
+  switch (network_.Below(9)) {
     case 0: {  // a bit of a lane or of the tag
       const auto bits = static_cast<int64_t>(8 * (packet.size() - wire::kHeaderBytes));
+      if (bits == 0) return;
       const auto bit = static_cast<size_t>(network_.Below(bits));
       packet[wire::kHeaderBytes + bit / 8] ^= uint8_t(1u << bit % 8);
       break;
     }
     case 1:  // other lanes, and the tag of the true ones
-      any(std::span(packet).subspan(wire::kHeaderBytes, size_t{4} * header.element_count));
+      any(std::span(packet).subspan(wire::kHeaderBytes, size_t{4} * header.lanes_carried()));
       break;
     case 2:  // from the future, near or far
       header.sequence += static_cast<uint32_t>(1 + network_.Below(network_.Chance(0.5) ? 64 : INT32_MAX));
@@ -116,12 +117,17 @@ void Packets::Forge(const Seen& seen) {
       break;
     case 5:  // by one who was in an earlier epoch, and still has its keys
       if (!header.tagged || keys_of_then_.empty()) return;
-      any(std::span(packet).subspan(wire::kHeaderBytes, size_t{4} * header.element_count));
+      any(std::span(packet).subspan(wire::kHeaderBytes, size_t{4} * header.lanes_carried()));
       keys_of_then_[network_.random()() % keys_of_then_.size()].Seal(
-          packet.data(), header.element_count, wire::PositionNear(first_position_, header.sequence));
+          packet.data(), header.lanes_carried(), wire::PositionNear(first_position_, header.sequence));
       break;
     case 6:  // of another job, epoch or place
       return Slip(earlier, earlier.packet, network_.Below(kForgedLateUs));
+    case 7:  // with lanes that were left out, or without those that weren't, or as if nobody needed the result
+      header.flags ^= network_.Chance(0.5) ? wire::kFlagBare : wire::kFlagNoResult;
+      packet.resize(header.packet_bytes());
+      wire::Encode(header, packet.data());
+      break;
     default:  // what follows the header, of another job, epoch or place
       std::copy_n(earlier.packet.begin() + wire::kHeaderBytes,
                   std::min(packet.size(), earlier.packet.size()) - wire::kHeaderBytes,

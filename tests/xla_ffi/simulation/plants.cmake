@@ -38,8 +38,8 @@ add_plant(a_result_before_all_bits_are_set switch/slot_pool.cc
   "if (held.bitmap != all) return drop(Verdict::kAdded);"
   "if (std::popcount(held.bitmap) + 1 < std::popcount(all)) return drop(Verdict::kAdded);")
 add_plant(a_contribution_counts_twice switch/slot_pool.cc
-  "} else if ((held.bitmap & Bit(header.worker)) != 0) {"
-  "} else if ((held.bitmap & Bit(header.worker)) != 0 && held.bitmap == all) {")
+  "} else if ((held.bitmap & BitOf(header.worker)) != 0) {"
+  "} else if ((held.bitmap & BitOf(header.worker)) != 0 && held.bitmap == all) {")
 add_plant(slots_keep_what_an_earlier_job_left switch/slot_pool.cc
   "for (Version& version : slots_[job.slot_first + i].versions) version.empty = true;"
   "(void)i;")
@@ -51,7 +51,7 @@ add_plant(a_resend_from_the_other_version switch/slot_pool.cc
                     .packet = other.Packet()};
     }")
 add_plant(a_stale_result_of_the_parent_counts switch/slot_pool.cc
-  "if (!held.Holds(header) || held.bitmap != AllWorkers(job.addresses.size())) return drop(Verdict::kStale);"
+  "if (!held.Holds(header) || held.bitmap != all) return drop(Verdict::kStale);"
   "if (held.empty || held.element_count != header.element_count) return drop(Verdict::kStale);")
 # The window's end is inline, so its callers are compiled anew.
 add_plant(a_window_one_too_wide host/window/slot_window.h
@@ -81,11 +81,21 @@ add_plant(masks_come_again host/packets/aes.cc
   "const uint32_t whole = lanes / kLanesOfStride * kStride;
   high %= 64;")
 add_plant(a_result_goes_to_another_worker switch/switch_core.cc
-  "out.workers = out.workers.subspan(batch.worker, 1);"
-  "out.workers = out.workers.subspan(out.workers.size() - 1 - batch.worker, 1);")
+  "some_workers_.push_back(workers[worker]);"
+  "some_workers_.push_back(workers[workers.size() - 1 - worker]);")
 add_plant(a_result_counts_for_the_first_shard host/rank_core.cc
   "const bool awaited = sums_.OnPacket(shard, packet, now_us);"
   "const bool awaited = sums_.OnPacket(0, packet, now_us);")
 add_plant(a_segment_goes_to_the_sum_that_was_issued_last host/sums/sums_in_flight.cc
   "return found == named_.end() ? nullptr : found->second->get();"
   "return found != named_.end() ? found->second->get() : sums_.empty() ? nullptr : sums_.back().get();")
+add_plant(the_first_lanes_behind_a_contribution_without_any_are_lost switch/slot_pool.cc
+  "if (bare) {
+      Take(of, packet_lanes);"
+  "if (bare) {")
+add_plant(results_are_left_out_for_whom_the_last_one_was switch/slot_pool.cc
+  "held.no_result = 0;"
+  "")
+add_plant(a_host_forgets_the_lanes_that_it_kept host/packets/chunk_packets.cc
+  "if (adds_own) {"
+  "if (adds_own && header.bare()) {")

@@ -53,6 +53,30 @@ TEST_F(Tagged, forgedPacketsChangeNothing) {
   ExpectWhole();
 }
 
+TEST_F(Tagged, packetsWithoutLanesHaveTags) {
+  Packet nothing = With(From(1, {}), [](wire::Header& header) {
+    header.flags = wire::kFlagBare | wire::kFlagNoResult, header.element_count = 2;
+  });
+  const auto sealed = [&](const wire::PacketKey& key, wire::Header header) {
+    std::vector<uint8_t> packet(wire::kHeaderBytes);
+    wire::Encode(header, packet.data());
+    return Sealed(packet, key, 9);
+  };
+  std::vector<uint8_t> changed = sealed(job_.keys->contributions[1], nothing.header);
+  changed[3] ^= wire::kFlagNoResult;
+  EXPECT_EQ(Give(changed, 1), Verdict::kForged);
+  EXPECT_EQ(Give(sealed(job_.keys->contributions[0], nothing.header), 1), Verdict::kForged);
+  const Action action = pool_.OnPacket(sealed(job_.keys->contributions[1], nothing.header), AddressOf(3, 1));
+  EXPECT_EQ(action.verdict, Verdict::kComplete);
+  EXPECT_EQ(std::vector<uint8_t>(action.packet.begin(), action.packet.end()),
+            Sealed(Result(From(0).header, {5, -7}), job_.keys->results, 9));
+  EXPECT_EQ(action.bare_workers, 0b10u);
+  wire::Header result = nothing.header;
+  result.type = wire::PacketType::kResult;
+  result.worker = wire::kEveryWorker;
+  EXPECT_EQ(std::vector<uint8_t>(action.bare.begin(), action.bare.end()), sealed(job_.keys->results, result));
+}
+
 TEST_F(Tagged, aPacketOfOneWrapEarlierIsForged) {
   const std::vector<uint8_t> early = Genuine(AtSequence(17, From(0)));
   EXPECT_EQ(Give(early), Verdict::kAdded);

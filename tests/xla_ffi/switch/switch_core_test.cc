@@ -83,6 +83,39 @@ TEST(SwitchCore, groupIsSentResultsOnceUntilItStops) {
   EXPECT_FALSE(one.Flush().at(0).by_group);
 }
 
+TEST(SwitchCore, lanesGoToTheWorkersThatNeedThem) {
+  const auto needing_none = [](uint16_t worker) {
+    return With(From(worker), [](wire::Header& header) { header.flags = wire::kFlagNoResult; });
+  };
+  const size_t whole = Bytes(From(0)).size();
+  for (const bool has_group : {false, true}) {
+    Switch one;
+    const JobSlots job = MakeJob(3, 3);
+    ResultWays ways{.own = {kOwn[0], kOwn[1], kOwn[0]}};
+    if (has_group) ways.group = MulticastGroup{.group = AddressOf(91, 0), .from = kOwn[0]};
+    one.core.AddJob(job, ways);
+    one.Take(needing_none(0));
+    one.Take(From(1));
+    EXPECT_EQ(one.Take(needing_none(2)), Verdict::kComplete);
+    std::vector<Sent> sent = one.Flush();
+    ASSERT_EQ(sent.size(), 2u);
+    EXPECT_EQ(sent[0].bytes.size(), whole);
+    EXPECT_EQ(sent[0].workers, std::vector{job.addresses[1]});
+    EXPECT_EQ(sent[0].from, std::vector{kOwn[1]});
+    EXPECT_EQ(sent[1].bytes.size(), wire::kHeaderBytes);
+    EXPECT_EQ(sent[1].workers, (std::vector{job.addresses[0], job.addresses[2]}));
+    EXPECT_FALSE(sent[0].by_group || sent[1].by_group);
+
+    for (const uint16_t worker : {0, 1}) one.Take(AtSequence(17, From(worker)));
+    EXPECT_EQ(one.Take(AtSequence(17, needing_none(2))), Verdict::kComplete);
+    sent = one.Flush();
+    ASSERT_EQ(sent.size(), has_group ? 1u : 2u);
+    EXPECT_EQ(sent[0].bytes.size(), whole);
+    EXPECT_EQ(sent[0].by_group, has_group);
+    EXPECT_EQ(sent[0].workers.size(), has_group ? 3u : 2u);
+  }
+}
+
 TEST(SwitchCore, answersThatGoTheSameWayLeaveTogether) {
   Switch one;
   one.core.AddJob(MakeJob(3, 1), {});

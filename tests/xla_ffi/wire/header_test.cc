@@ -9,7 +9,7 @@ namespace passing::wire {
 namespace {
 
 std::vector<uint8_t> Packet(const Header& header) {
-  std::vector<uint8_t> packet(kHeaderBytes + size_t{4} * header.element_count);
+  std::vector<uint8_t> packet(header.packet_bytes());
   Encode(header, packet.data());
   return packet;
 }
@@ -19,7 +19,7 @@ TEST(Header, roundTrip_randomHeaders) {
   for (int i = 0; i < 20'000; ++i) {
     Header header;
     header.type = random() % 2 ? PacketType::kContribution : PacketType::kResult;
-    header.flags = random() % 8;
+    header.flags = random() % 32;
     header.job = static_cast<uint16_t>(random());
     header.epoch = static_cast<uint16_t>(random());
     header.worker = static_cast<uint16_t>(random());

@@ -17,6 +17,27 @@ std::string Members(const std::vector<Call>& calls) {
   return Joined(members);
 }
 
+// Which of the rows of each leaf are those of a host with these devices? A member is its row; or the hosts' rows stand
+// between those of the axes before them and the axes after, of which there are `rows_inside`.
+std::vector<bool> OwnRows(const SumSpec& spec, const std::vector<Call>& calls, uint32_t rank) {
+  if (spec.moves == Moves::kAll) return {};
+  const bool is_broadcast = spec.moves == Moves::kBroadcast;
+  std::vector<bool> own(is_broadcast ? 1 : spec.member_count);
+  for (const Call& call : calls) {
+    auto row = static_cast<uint64_t>(call.member);
+    if (spec.rows_inside != 0) {
+      const uint64_t outside = row / spec.rows_inside, inside = row % spec.rows_inside;
+      row = (outside * std::max(spec.world_size, 1u) + rank) * spec.rows_inside + inside;
+    }
+    if (is_broadcast) {
+      if (row == spec.root) own[0] = true;
+    } else {
+      own.at(row) = true;
+    }
+  }
+  return own;
+}
+
 }  // namespace
 
 std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key) {
@@ -40,6 +61,7 @@ std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, 
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
     sum.residuals.insert(sum.residuals.end(), call.residuals.begin(), call.residuals.end());
   }
+  sum.own_rows = OwnRows(*site.spec, calls, gathering->rank);
   return sum;
 }
 

@@ -44,6 +44,7 @@ struct Call {
 struct Gathering {
   std::shared_ptr<const SumSite> site;
   std::shared_ptr<Collective> collective;
+  uint32_t rank = 0;  // of this host
   int64_t opened_us = 0;
   std::vector<Call> calls;
 

@@ -140,6 +140,7 @@ std::shared_ptr<Gathering> Rendezvous::Add(const std::shared_ptr<const SumSite>&
     auto gathering = std::make_shared<Gathering>();
     gathering->site = site;
     gathering->collective = attachment_->CollectiveOf(*site);
+    gathering->rank = attachment_->rank;
     gathering->opened_us = MonotonicUs();
     gathering->calls.reserve(site->call_count());
     it = alike.insert(alike.end(), std::move(gathering));

@@ -10,6 +10,18 @@ namespace passing {
 
 static_assert(kNumberBits == SumCheck::kNumberBits);
 
+namespace {
+
+bool AreZero(const uint8_t* lanes, uint32_t count) {
+  return std::all_of(lanes, lanes + 4 * size_t{count}, [](uint8_t byte) { return byte == 0; });
+}
+
+PASSING_CLONES void AddLanes(const uint8_t* __restrict lanes, uint32_t count, uint8_t* __restrict sums) {
+  for (uint32_t i = 0; i < count; ++i) wire::StoreLane(sums, i, wire::LoadLane(sums, i) + wire::LoadLane(lanes, i));
+}
+
+}  // namespace
+
 ChunkPackets::ChunkPackets(const JobConfig& job)
     : job_(job),
       check_(job.check_key ? std::optional<SumCheck>(std::in_place, *job.check_key, job.rank, job.world_size)
@@ -28,6 +40,17 @@ bool ChunkPackets::IsAddedUp(const PlacedSegment& placed, uint32_t chunk) const 
 // Chunks that are added up have a check; those whose maximum is taken have none.
 bool ChunkPackets::IsChecked(const PlacedSegment& placed, uint32_t chunk) const {
   return check_ && IsAddedUp(placed, chunk);
+}
+
+// May lanes be left out of the chunk's packets? Not where each rank must have given its part of a check or of the
+// masks, nor of maxima, to which zeros add something.
+bool ChunkPackets::MayBeBare(const PlacedSegment& placed, uint32_t chunk) const {
+  return job_.shards[sharding_.ShardOf(placed.PositionOf(chunk))].bare && !check_ && !masks_ &&
+         !placed.segment().CarriesExponents(chunk) && placed.sum->spec().op == Op::kSum;
+}
+
+ChunkRole ChunkPackets::RoleIn(const PlacedSegment& placed, uint32_t chunk) const {
+  return MayBeBare(placed, chunk) ? placed.sum->RoleIn(placed.segment(), chunk) : ChunkRole{};
 }
 
 // Exponents that are added up have no exponents themselves.
@@ -102,10 +125,15 @@ ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t 
   } else {
     header.flags = flags;
   }
+  if (MayBeBare(placed, chunk)) {
+    const ChunkRole role = RoleIn(placed, chunk);
+    if (role.keeps_lanes || AreZero(lanes, lane_count)) header.flags |= wire::kFlagBare;
+    if (!role.needs_result) header.flags |= wire::kFlagNoResult;
+  }
   wire::Encode(header, packet);
   const uint64_t position = placed.PositionOf(chunk);
   const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
-  if (keys) keys->contribution.Seal(packet, header.element_count, position);
+  if (keys) keys->contribution.Seal(packet, header.lanes_carried(), position);
   return {header.packet_bytes(), flags};
 }
 
@@ -116,7 +144,24 @@ bool ChunkPackets::IsResult(const wire::Header& header, const PlacedSegment& pla
   expected.flags = header.flags;
   if (header != expected) return false;
   const bool may_be_flagged = !masks_ && !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->spec().dtype);
-  return header.flags == 0 || may_be_flagged;
+  if ((header.flags & wire::kStickyFlags) != 0 && !may_be_flagged) return false;
+  if ((header.flags & wire::kFlagNoResult) != 0) return header.bare() && !RoleIn(placed, chunk).needs_result;
+  return !header.bare() || MayBeBare(placed, chunk);
+}
+
+const uint8_t* ChunkPackets::Lanes(const PlacedSegment& placed, uint32_t chunk, const wire::Header& header,
+                                   const uint8_t* lanes, uint8_t* scratch) const {
+  if (!MayBeBare(placed, chunk)) return lanes;
+  const bool adds_own = RoleIn(placed, chunk).keeps_lanes || (header.flags & wire::kFlagNoResult) != 0;
+  if (!adds_own && !header.bare()) return lanes;
+  const uint32_t count = LanesOf(placed, chunk);
+  if (adds_own) {
+    placed.sum->Encode(placed.segment(), chunk, placed.exponents.Sending(placed.segment(), chunk), scratch);
+    if (!header.bare()) AddLanes(lanes, count, scratch);
+  } else {
+    std::fill_n(scratch, 4 * size_t{count}, uint8_t{0});
+  }
+  return scratch;
 }
 
 bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position) const {
@@ -126,7 +171,7 @@ bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position)
 
 ChunkPackets::Summed ChunkPackets::Unmasked(const PlacedSegment& placed, uint32_t chunk, const wire::Header& header,
                                             const uint8_t* lanes, uint8_t* scratch) const {
-  if (!masks_) return {lanes, header.flags};
+  if (!masks_) return {lanes, static_cast<uint8_t>(header.flags & wire::kStickyFlags)};
   const uint32_t lane_count = LanesOf(placed, chunk);
   masks_->Unmask(placed.PositionOf(chunk), lane_count, lanes, scratch);
   std::fill_n(scratch + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});

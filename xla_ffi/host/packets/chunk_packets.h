@@ -53,6 +53,10 @@ class ChunkPackets {
   };
   Summed Unmasked(const PlacedSegment& placed, uint32_t chunk, const wire::Header& header, const uint8_t* lanes,
                   uint8_t* scratch) const;
+  // The lanes of a data chunk's result, whatever of them was left out or kept. `scratch` must hold wire::kMaxLanes
+  // lanes.
+  const uint8_t* Lanes(const PlacedSegment& placed, uint32_t chunk, const wire::Header& header, const uint8_t* lanes,
+                       uint8_t* scratch) const;
   // Returns the numbers of an exponent chunk's result, or null unless every maximum is at least this host's own one.
   // `scratch` must hold wire::kMaxLanes lanes; it receives the unsealed numbers where numbers are sealed.
   const uint8_t* Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t* scratch) const;
@@ -60,6 +64,8 @@ class ChunkPackets {
   bool IsSum(const PlacedSegment& placed, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const;
 
  private:
+  bool MayBeBare(const PlacedSegment& placed, uint32_t chunk) const;
+  ChunkRole RoleIn(const PlacedSegment& placed, uint32_t chunk) const;
   // Are the numbers of exponent chunks sealed? Those that are added up have a check as data has.
   bool seals_numbers() const { return check_ && !masks_; }
   uint32_t lanes_per_number() const { return seals_numbers() ? SumCheck::kNumberLanes : 1; }

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <set>
+#include <map>
 #include <utility>
 
 #include "host/sums/sum_passes.h"
@@ -29,9 +29,9 @@ class PiecewisePass final : public ElementPass {
   }
 
   uint64_t ready_elements_;
-  // All segments before `first_not_done_` are done, and these beyond it.
-  uint32_t first_not_done_ = 0;
-  std::set<uint32_t> done_beyond_;
+  // All cells before `first_not_done_` are done, and these stretches beyond it, each with its end.
+  uint64_t first_not_done_ = 0;
+  std::map<uint64_t, uint64_t> done_beyond_;
   uint64_t elements_written_ = 0;  // as the caller was told
 };
 

@@ -2,6 +2,8 @@
 #ifndef XLA_FFI_HOST_SUMS_SPEC_LINES_H_
 #define XLA_FFI_HOST_SUMS_SPEC_LINES_H_
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstddef>
 #include <cstdint>
@@ -60,6 +62,12 @@ class SpecLines {
     if (text != "sum" && text != "max") throw WrongSpec(name, text);
     value = text == "max" ? Op::kMax : Op::kSum;
   }
+  void Take(std::string_view name, Moves& value) {
+    const std::string_view text = Value(name);
+    const auto* const found = std::find(kMoves.begin(), kMoves.end(), text);
+    if (found == kMoves.end()) throw WrongSpec(name, text);
+    value = static_cast<Moves>(found - kMoves.begin());
+  }
   void Take(std::string_view name, WireDtype& value) {
     const std::string_view text = Value(name);
     const auto wire_dtype = ParseWireDtype(text);
@@ -71,6 +79,8 @@ class SpecLines {
   }
 
  private:
+  static constexpr std::array<std::string_view, 4> kMoves{"all", "gather", "scatter", "broadcast"};
+
   std::string_view Value(std::string_view name) {
     const size_t end = rest_.find('\n');
     const std::string_view line = rest_.substr(0, end), key = line.substr(0, line.find('='));

@@ -51,6 +51,9 @@ struct Sum {
   // Called exactly once; null when the sum succeeded. Must not block: it hands over to another thread.
   std::function<void(const Failure*)> done{};
   std::optional<Pieces> pieces{};  // none: all elements are there, and nobody asks for the first results
+  // Marks the rows of each leaf that are this host's devices'; empty if all are moved. A row that is neither given nor
+  // needed by others, or not needed here, may have anything in `outputs` afterwards.
+  std::vector<bool> own_rows{};
   // Whoever starts the sum has little else to do: Start may take until it is done, if that is soon.
   bool caller_waits = false;
 

@@ -37,6 +37,12 @@ class SumBuffers {
   mutable std::vector<void*> residual_scratch_;
 };
 
+// A host's role in a chunk of data tells what it gives and needs.
+struct ChunkRole {
+  bool keeps_lanes = false;  // nobody else needs its lanes: it adds them to the result itself
+  bool needs_result = true;  // else its own lanes are all there is, or all that it may know
+};
+
 class SumPass {
  public:
   virtual ~SumPass() = default;
@@ -51,6 +57,7 @@ class SumPass {
   int64_t started_us() const { return started_us_; }  // when the caller started the sum
   SegmentId IdOf(uint32_t segment) const { return {key_.site, key_.execution, key_.step, segment, pass_}; }
 
+  virtual ChunkRole RoleIn(const Segment&, uint32_t /*chunk*/) const { return {}; }
   // May the sum of a lane over all ranks exceed 32 bits?
   virtual bool lanes_may_wrap() const = 0;
   // The next four take segments that are ready.

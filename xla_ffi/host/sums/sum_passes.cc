@@ -51,6 +51,23 @@ ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& 
       rank_(rank),
       rounding_key_(RoundingKey(rank, buffers->sum().key)) {}
 
+// Where rows of this host and of others meet in a chunk, it does as in any sum. So it does where the data is sent
+// before the exponents are known.
+ChunkRole ElementPass::RoleIn(const Segment& segment, uint32_t chunk) const {
+  const std::vector<bool>& own_rows = buffers()->sum().own_rows;
+  if (spec().moves == Moves::kAll || own_rows.empty() || segment.guesses()) return {};
+  bool has_own = false, has_others = false;
+  const ChunkRange range = plan().DataRange(segment, chunk);
+  plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
+    if (run.count == 0) return;
+    const uint64_t row_elements = spec().leaf_elements[run.leaf] / own_rows.size();
+    const uint64_t last = (run.first + run.count - 1) / row_elements;
+    for (uint64_t row = run.first / row_elements; row <= last; ++row) (own_rows[row] ? has_own : has_others) = true;
+  });
+  if (spec().moves == Moves::kScatter) return {.keeps_lanes = !has_others, .needs_result = has_own};
+  return {.keeps_lanes = false, .needs_result = has_others};
+}
+
 std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
   std::vector<int32_t> exponents(segment.block_count);
   if (plan().format().precise) {  // its only segment
@@ -143,6 +160,8 @@ void ElementPass::KeepResiduals(const ElementRun& run, int32_t exponent) const {
 
 void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,
                          const uint8_t* lanes, uint8_t flags) {
+  // Not an element of it is needed, and there is nothing to tell the second pass.
+  if (spec().moves == Moves::kScatter && flags == 0 && !RoleIn(segment, chunk).needs_result) return;
   const ChunkRange range = plan().DataRange(segment, chunk);
   const bool plain = flags == 0 && buffers()->sum().residuals.empty();
   if (plain && plan().format().precise) return DecodePreciseChunk(range, segment, exponents, lanes);

@@ -27,6 +27,7 @@ class ElementPass : public SumPass {
   static std::unique_ptr<ElementPass> Of(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us);
 
   bool lanes_may_wrap() const override { return !IsFloat(spec().dtype); }  // floats have headroom
+  ChunkRole RoleIn(const Segment& segment, uint32_t chunk) const override;
   std::vector<int32_t> Exponents(const Segment& segment) const override;
   bool IsExactAt(const Segment& segment, std::span<const int32_t> exponents) const override;
   uint8_t Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t> exponents,

@@ -1,6 +1,8 @@
 #include "host/sums/sum_plan.h"
 
+#include <algorithm>
 #include <cassert>
+#include <utility>
 
 namespace passing {
 namespace {
@@ -59,6 +61,7 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
     for (uint64_t first = 0; first < total; first += capacity) {
       close({.first_cell = first, .cell_count = static_cast<uint32_t>(std::min<uint64_t>(capacity, total - first))});
     }
+    if (spec.moves != Moves::kAll) TakeTurns(world_size);
     return;
   }
   Segment segment;  // holds whole blocks, so that no result overwrites input that a scale is still computed from
@@ -79,6 +82,7 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
     }
   }
   close(segment);
+  if (spec.moves != Moves::kAll) TakeTurns(world_size);
   Segment& only = segments_.front();
   const uint32_t numbers = per_block * only.block_count + guess_numbers;
   if (!format_.precise || only.data_chunks > kMaxGuessedChunks || numbers > numbers_per_chunk) return;
@@ -86,6 +90,18 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
   only.repeat_chunks = only.data_chunks;
   const uint32_t first_data_lanes = LanesOf(std::min(cells_per_chunk_, only.cell_count));
   if (first_data_lanes > limits.lanes_per_exponent * numbers) only.exponents_at = only.data_chunks;
+}
+
+// Where each host has its own rows, as a rule the nth part of each leaf, the hosts' parts take turns. One part after
+// the other, a host would have nothing to send, or to receive, while its own part is under way.
+void SumPlan::TakeTurns(uint32_t parts) {
+  const auto turn = [&](const Segment& segment) {
+    const auto leaf = std::upper_bound(leaf_starts_.begin(), leaf_starts_.end() - 1, segment.first_cell) - 1;
+    const uint64_t part_cells = CeilDiv(*(leaf + 1) - *leaf, parts);
+    return std::pair(leaf - leaf_starts_.begin(), (segment.first_cell - *leaf) % part_cells);
+  };
+  std::stable_sort(segments_.begin(), segments_.end(),
+                   [&](const Segment& a, const Segment& b) { return turn(a) < turn(b); });
 }
 
 ElementRun SumPlan::Block(uint64_t block) const {

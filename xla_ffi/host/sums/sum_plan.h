@@ -147,6 +147,7 @@ class SumPlan {
   uint32_t BlockElementsOf(uint32_t leaf) const { return block_elements_[leaf]; }
 
  private:
+  void TakeTurns(uint32_t parts);
   uint64_t ElementsOf(std::ptrdiff_t leaf) const { return leaf_firsts_[leaf + 1] - leaf_firsts_[leaf]; }
 
   PlanLimits limits_;
@@ -158,7 +159,7 @@ class SumPlan {
   std::vector<uint64_t> leaf_firsts_;     // the same in elements
   std::vector<uint64_t> leaf_blocks_;     // and in blocks
   std::vector<uint32_t> block_elements_;  // by leaf
-  std::vector<Segment> segments_;
+  std::vector<Segment> segments_;         // in the order in which they are placed
 };
 
 }  // namespace passing

@@ -13,6 +13,14 @@ namespace passing {
 
 enum class Op : uint8_t { kSum, kMax };
 
+// A host may give and need parts of a sum alone. In each leaf, rows of equally many elements belong to devices.
+enum class Moves : uint8_t {
+  kAll,        // gives all, and needs all
+  kGather,     // gives its devices' rows, and zeros for the others: these are what it needs
+  kScatter,    // gives all, and needs its devices' rows
+  kBroadcast,  // as kGather, of one row: that of device `root`
+};
+
 // The world size of a program that was compiled in an elastic session: as many as the session has when it runs.
 inline constexpr uint32_t kAnyWorldSize = 0;
 
@@ -35,6 +43,9 @@ inline constexpr uint32_t kAnyWorldSize = 0;
   FIELD(uint32_t, world_size, 1)                                                         \
   FIELD(bool, flat, false)                                                               \
   FIELD(bool, conditional, false)                                                        \
+  FIELD(Moves, moves, Moves::kAll)                                                       \
+  FIELD(uint32_t, rows_inside, 0)                                                        \
+  FIELD(uint32_t, root, 0)                                                               \
   FIELD(std::string, devices, {})
 
 struct SumSpec {

@@ -225,6 +225,16 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
   }
 }
 
+TEST(SumPlan, hostsPartsTakeTurns) {
+  for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
+    SumSpec shape = Shape(dtype, {8 * 23040, 4});
+    shape.moves = Moves::kScatter;
+    const SumPlan plan(shape, {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/4);
+    ASSERT_EQ(plan.segment_count(), 9u);
+    for (uint32_t i = 0; i < 8; ++i) EXPECT_EQ(plan.segment(i).first_cell, (i % 4 * 2 + i / 4) * 23040u) << i;
+  }
+}
+
 TEST(SumPlan, runsOfAChunkEndAtLeavesAndBlocks) {
   const SumPlan plan(Shape(DType::kFloat32, {1500, 10}), {.lanes_per_chunk = 360, .window = 256}, /*world_size=*/2);
   std::vector<std::tuple<uint32_t, uint64_t, uint32_t, uint64_t, uint32_t>> runs;

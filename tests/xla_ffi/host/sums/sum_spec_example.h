@@ -19,6 +19,9 @@ residuals=1
 world_size=9
 flat=0
 conditional=1
+moves=scatter
+rows_inside=6
+root=7
 devices=0,1,2048,2049
 )";
 

@@ -29,6 +29,9 @@ TEST(SumSpec, everyFieldIsRead) {
   EXPECT_EQ(spec.world_size, 9);
   EXPECT_FALSE(spec.flat);
   EXPECT_TRUE(spec.conditional);
+  EXPECT_EQ(spec.moves, Moves::kScatter);
+  EXPECT_EQ(spec.rows_inside, 6u);
+  EXPECT_EQ(spec.root, 7u);
   EXPECT_EQ(spec.devices, "0,1,2048,2049");
   EXPECT_TRUE(spec.residuals);
   EXPECT_FALSE(spec.is_visit());

@@ -30,6 +30,7 @@ struct ClusterOptions {
   std::optional<SumCheck::Key> check_key{};
   std::optional<LaneMasks::Key> mask_key{};
   bool check_nans = false;
+  bool bare = true;     // switches know packets without lanes
   bool plain = false;   // all elements are finite, and there when their sum starts
   double warn_s = 0.2;  // of a stall, which no deadline ends
 };
@@ -77,8 +78,8 @@ class Cluster {
   void Pause(uint32_t rank, int64_t pause_us) { packets_.Pause(MachineOf(rank), now_us() + pause_us); }
 
   uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op = Op::kSum,
-                   WireDtype wire_dtype = WireDtype::kFull) {
-    return packets_.AddSite(dtype, std::move(leaves), device_count, op, wire_dtype);
+                   WireDtype wire_dtype = WireDtype::kFull, Moves moves = Moves::kAll) {
+    return packets_.AddSite(dtype, std::move(leaves), device_count, op, wire_dtype, moves);
   }
   // One execution of a program that calls `sites`: every rank issues them in its own order and at its own pace.
   uint32_t Execute(const std::vector<uint32_t>& sites, int64_t spread_us) {
@@ -135,7 +136,8 @@ class Cluster {
     return {.job = static_cast<uint16_t>(kJob + shard + 10 * at),
             .epoch = static_cast<uint16_t>(kEpoch - shard + 3 * at),
             .slot_first = kSlotFirst + 2 * shard + 3 * at % 7,
-            .worker = static_cast<uint16_t>(worker)};
+            .worker = static_cast<uint16_t>(worker),
+            .bare = options_.bare};
   }
 
   void AddShard(uint32_t shard) {
@@ -171,7 +173,8 @@ class Cluster {
                         .epoch = above.epoch,
                         .slot_first = above.slot_first,
                         .worker = above.worker,
-                        .address = {}};
+                        .address = {},
+                        .bare = options_.bare};
         uplink = packets_.Open(UplinkOf(shard, at), EndpointOf(shard, parent));
       }
       packets_.AddJob(number, std::move(slots), workers, std::nullopt, uplink);

@@ -46,7 +46,7 @@ def check_exchange(plane, pool, workers, sender, packets, sizes=None) -> None:
     expected: list[list[bytes]] = [[] for _ in workers]
     verdicts: dict[str, int] = {}
     for one in packets:
-        verdict, to, job, worker, result = pool.on_packet(one, workers[sender].getsockname())
+        verdict, to, job, worker, result, *_ = pool.on_packet(one, workers[sender].getsockname())
         verdicts[verdict] = verdicts.get(verdict, 0) + 1
         everybody = range((sizes or {}).get(job, len(workers)))
         for host in everybody if to == "every_worker" else [worker] if to == "worker" else []:
