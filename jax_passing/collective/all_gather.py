@@ -4,6 +4,7 @@ Their primitives have the devices as their first dimension; where it comes from 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -29,7 +30,8 @@ _T = TypeVar("_T")
 def all_gather(tree: _T, axis_name: Any, *, axis: int = 0, tiled: bool = False) -> _T:
     """Puts together the arrays of all devices along `axis_name`, on all hosts, in the order of `axis_index`.
 
-    An axis goes where that of `psum` goes. Bits stay as they are. The gradient is `psum_scatter` of the cotangents.
+    An axis goes where that of `psum` goes. Bits stay as they are. Each host sends its own devices' arrays, and receives
+    the others'. The gradient is `psum_scatter` of the cotangents.
 
     Args:
       tree: arrays of any shape and dtype. Paths, shapes and dtypes must be the same on all hosts.
@@ -67,8 +69,8 @@ def all_gather(tree: _T, axis_name: Any, *, axis: int = 0, tiled: bool = False) 
 def psum_scatter(tree: _T, axis_name: Any, *, scatter_dimension: int = 0, tiled: bool = False) -> _T:
     """Sums over the devices along `axis_name`, on all hosts, and gives each its part, in the order of `axis_index`.
 
-    An axis goes where that of `psum` goes. It is equal to `psum(x, axis_name)[axis_index(axis_name)]`, bits included,
-    and costs as much. The gradient is `all_gather` of the cotangents.
+    An axis goes where that of `psum` goes. It is equal to `psum(x, axis_name)[axis_index(axis_name)]`, bits included.
+    Each host receives only its own devices' parts. The gradient is `all_gather` of the cotangents.
 
     Args:
       tree: arrays of the dtypes of `psum` but bool. Paths, shapes and dtypes must be the same on all hosts.
@@ -148,13 +150,13 @@ def _gather(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
         jax.lax.dynamic_update_slice(jnp.zeros((span.size, own.size), np.int32), own[None], (index, zero))
         for own in words
     ]
-    rows = bucketed_sum(mine, span.along, site)
+    rows = bucketed_sum(mine, span.along, replace(site, moves="gather", rows_inside=span.rows_inside))
     return [from_words(row, leaf.shape, leaf.dtype) for row, leaf in zip(rows, leaves, strict=True)]
 
 
 def _scatter(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
     index = span.axis_index()
-    sums = bucketed_sum(leaves, span.along, site)
+    sums = bucketed_sum(leaves, span.along, replace(site, moves="scatter", rows_inside=span.rows_inside))
     return [jax.lax.dynamic_index_in_dim(each, index, axis=0, keepdims=False) for each in sums]
 
 

@@ -1,6 +1,7 @@
 """`broadcast` puts the value of one device on all devices of all hosts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import jax
@@ -23,7 +24,8 @@ _T = TypeVar("_T")
 def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
     """Gives all devices along `axis_name`, on all hosts, the arrays of the one whose `axis_index` is `root`.
 
-    An axis goes where that of `psum` goes. Bits stay as they are. The gradient arrives at the root, as the sum of the
+    An axis goes where that of `psum` goes. Bits stay as they are. The root's host sends, the others receive. The
+    gradient arrives at the root, as the sum of the
     cotangents of all devices; others get zeros.
 
     Args:
@@ -74,7 +76,7 @@ def _at_root(array: jax.Array, span: Span, root: int) -> jax.Array:
 def _evaluate(*leaves: Any, span: Span, root: int, invariant: bool, vmapped: bool, site: Site) -> list[Any]:
     """Sums what the root gives and the zeros of the others."""
     words = [_at_root(to_words(leaf), span, root) for leaf in leaves]
-    sums = bucketed_sum(words, span.along, site)
+    sums = bucketed_sum(words, span.along, replace(site, moves="broadcast", rows_inside=span.rows_inside, root=root))
     return [from_words(each, leaf.shape, leaf.dtype) for each, leaf in zip(sums, leaves, strict=True)]
 
 
