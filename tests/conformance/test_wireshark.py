@@ -61,7 +61,7 @@ def test_golden_packets(tmp_path):
         assert malformed == problem, data.hex()
         if packet is None:
             continue
-        expected = [getattr(packet, name) for name in FIELDS] + [len(packet.lanes)]
+        expected = [getattr(packet, name) for name in FIELDS] + [packet.element_count]
         assert [int(values[0], 0) for values in fields] == expected, data.hex()
         assert [int(lane) % (1 << 32) for lane in lanes] == list(packet.lanes)
 

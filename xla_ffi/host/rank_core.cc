@@ -38,7 +38,7 @@ bool RankCore::OnPacket(uint32_t shard, std::span<const uint8_t> packet, bool by
   const bool went_on = !sums_.failure();
   const bool awaited = sums_.OnPacket(shard, packet, now_us);
   results_ += awaited;
-  if (awaited && by_group) {
+  if (by_group) {  // also what isn't awaited: that a result is here, of which this rank needs the lanes
     group_watches_[shard].OnGroupResult();
   } else if (awaited && hears_group_[shard] && group_watches_[shard].OnOwnResult()) {
     on_event_(GroupLost{shard});

@@ -247,8 +247,8 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
 
 Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::span<const uint8_t> packet,
                                 const Address& source) {
-  const auto drop = [](Verdict verdict) { return Action{.verdict = verdict}; };
   const JobSlots& job = of_job.slots;
+  const auto drop = [&job](Verdict verdict) { return Action{.verdict = verdict, .job = job.job}; };
   const ParentJob& parent = *job.parent;
   if (header.epoch != parent.epoch) return drop(Verdict::kForeignEpoch);
   if (header.worker != wire::kEveryWorker) return drop(Verdict::kForeignWorker);

@@ -27,7 +27,7 @@ enum class SendTo : uint8_t { kNobody, kEveryWorker, kWorker, kParent };
 struct Action {
   Verdict verdict = Verdict::kMalformed;
   SendTo to = SendTo::kNobody;
-  uint16_t job = 0;                   // its number at this switch
+  uint16_t job = 0;                   // its number at this switch; 0 if a packet of a worker is dropped
   uint16_t worker = 0;                // the sender of the packet
   std::span<const uint8_t> packet{};  // a result, for the parent a contribution; valid until the next call of the pool
   // These workers need no lanes of a result that goes to every worker. They may be sent `bare` in its place.

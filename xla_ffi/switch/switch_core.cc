@@ -1,8 +1,6 @@
 #include "switch/switch_core.h"
 
-#include <algorithm>
 #include <bit>
-#include <iterator>
 #include <stdexcept>
 #include <utility>
 
@@ -32,12 +30,12 @@ void SwitchCore::StopMulticast(uint16_t job) {
 
 Verdict SwitchCore::OnPacket(std::span<const uint8_t> packet, const Address& source, bool by_group) {
   const Action action = pool_.OnPacket(packet, source);
-  if (action.verdict == Verdict::kAnswered) {
-    Route& route = routes_.at(action.job);
+  if (const auto route = routes_.find(action.job); route != routes_.end()) {
+    wire::GroupWatch& parents_group = route->second.parents_group;
     if (by_group) {
-      route.parents_group.OnGroupResult();
-    } else if (route.ways.hears_parents_group) {
-      route.parents_group.OnOwnResult();
+      parents_group.OnGroupResult();
+    } else if (action.verdict == Verdict::kAnswered && route->second.ways.hears_parents_group) {
+      parents_group.OnOwnResult();
     }
   }
   if (action.to != SendTo::kNobody) Queue(action);
@@ -45,7 +43,8 @@ Verdict SwitchCore::OnPacket(std::span<const uint8_t> packet, const Address& sou
 }
 
 // A group hears whole results as soon as two workers need them, and its other workers hear them in vain: sent to each
-// by itself, they would pass a single link to all of them several times.
+// by itself, they would pass a single link to all of them several times. Whatever it is, the group hears of each
+// result.
 void SwitchCore::Queue(const Action& action) {
   if (action.bare_workers == 0) {
     const bool to_one = action.to == SendTo::kWorker;
@@ -53,28 +52,37 @@ void SwitchCore::Queue(const Action& action) {
   }
   const Route& route = routes_.at(action.job);
   const uint64_t others = AllWorkers(route.workers.size()) & ~action.bare_workers;
-  if (route.ways.group && !std::has_single_bit(others)) return Queue(action, 0, action.packet);
+  const bool has_group = route.ways.group.has_value();
+  if (has_group && !std::has_single_bit(others)) return Queue(action, 0, action.packet);
   Queue(action, others, action.packet);
-  Queue(action, action.bare_workers, action.bare);
+  Queue(action, has_group ? 0 : action.bare_workers, action.bare);
 }
 
+// Each worker gets its answers in their order.
 void SwitchCore::Queue(const Action& action, uint64_t workers, std::span<const uint8_t> packet) {
-  const auto in_use = batches_.begin() + static_cast<ptrdiff_t>(batch_count_);
-  auto batch = std::find_if(std::make_reverse_iterator(in_use), batches_.rend(), [&](const Batch& one) {
+  const auto is_same = [&](const Batch& one) {
     return one.job == action.job && one.to == action.to && one.workers == workers;
-  });
-  if (batch == batches_.rend()) {
+  };
+  const auto overtakes = [&](const Batch& one) {
+    const bool is_other_way = (one.to == SendTo::kParent) != (action.to == SendTo::kParent);
+    const bool share = one.workers == 0 || workers == 0 || (one.workers & workers) != 0;
+    return one.job == action.job && !is_other_way && share;
+  };
+  size_t at = batch_count_;
+  while (at > 0 && !is_same(batches_[at - 1]) && !overtakes(batches_[at - 1])) --at;
+  if (at == 0 || !is_same(batches_[at - 1])) {
     if (batch_count_ == batches_.size()) batches_.emplace_back();
-    Batch& added = batches_[batch_count_++];
+    at = ++batch_count_;
+    Batch& added = batches_[at - 1];
     added.job = action.job;
     added.to = action.to;
     added.workers = workers;
     added.bytes.clear();
     added.packet_bytes.clear();
-    batch = std::make_reverse_iterator(batches_.begin() + static_cast<ptrdiff_t>(batch_count_));
   }
-  batch->bytes.insert(batch->bytes.end(), packet.begin(), packet.end());
-  batch->packet_bytes.push_back(static_cast<uint16_t>(packet.size()));
+  Batch& batch = batches_[at - 1];
+  batch.bytes.insert(batch.bytes.end(), packet.begin(), packet.end());
+  batch.packet_bytes.push_back(static_cast<uint16_t>(packet.size()));
 }
 
 void SwitchCore::Flush() {

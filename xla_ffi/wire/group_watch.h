@@ -6,7 +6,7 @@
 
 namespace passing::wire {
 
-// Watches one switch's group, which the member (a host, or a switch below) has heard. Only awaited results count.
+// Watches one switch's group, which the member (a host, or a switch below) has heard.
 class GroupWatch {
  public:
   // A few results are lost now and then, and come to the member alone when it asks again. So many in a row show that an

@@ -276,7 +276,7 @@ def _result(job: Job, combined: Packet, slot: int) -> Packet:
 
 def _to_all(verdict: str, job: Job, held: SlotVersion, result: Packet) -> Answer:
     """Sends the result to those that need it, and to the others that it is here. A group gets it whole as soon as two
-    workers need it."""
+    workers need it; else it hears that it is here."""
     bare = result.without_lanes(NO_RESULT).encode()
     needing = [address for worker, address in enumerate(job.workers) if worker in held.needing]
     others = [address for worker, address in enumerate(job.workers) if worker not in held.needing]
@@ -284,7 +284,7 @@ def _to_all(verdict: str, job: Job, held: SlotVersion, result: Packet) -> Answer
         return Answer(verdict, job.everybody, bare)
     if not others or (job.group is not None and len(needing) > 1):
         return Answer(verdict, job.everybody, result.encode())
-    return Answer(verdict, tuple(needing), result.encode(), tuple(others), bare)
+    return Answer(verdict, tuple(needing), result.encode(), job.everybody if job.group else tuple(others), bare)
 
 
 def _upwards(job: Job, combined: Packet) -> bytes:

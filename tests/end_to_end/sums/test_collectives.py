@@ -26,6 +26,16 @@ def test_collectives_of_one_mesh_over_all_processes(cluster: "Cluster") -> None:
         assert "collectives done" in process.text
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize(("hosts", "deployment"), [(2, "local"), (3, "global")])
+def test_rows_of_hosts_take_their_bytes_alone(cluster: "Cluster", hosts: int, deployment: str) -> None:
+    env = {"COORDINATOR": free_address(), **COMPILED_FAST}
+    started = cluster.start("sums/rows.py", deployment, hosts=hosts, env=env)
+    finish(started)
+    for process in started:
+        assert "rows done" in process.text
+
+
 def test_what_rank_0_does_for_all_and_a_barrier_to_which_one_does_not_come(cluster: "Cluster", tmp_path: Path) -> None:
     for rank, process in enumerate(cluster.run("faults/alone_at_barrier.py", str(tmp_path), devices=1)):
         assert "heard What rank 0 did for all hosts failed there: NotADirectoryError: [Errno 20] Not a" in process.text

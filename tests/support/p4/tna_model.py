@@ -211,7 +211,7 @@ class Tofino:
 class TofinoDevice:
     """Plays exchanges, each on a switch that was just started."""
 
-    limits = Limits(lanes_per_chunk=LANES, whole_chunks=True, worker_limit=tofino_admission.WORKER_LIMIT)
+    limits = Limits(lanes_per_chunk=LANES, whole_chunks=True, bare=False, worker_limit=tofino_admission.WORKER_LIMIT)
 
     def __init__(self, target: int):
         self.name = f"p4/tna for Tofino {target}, interpreted"
