@@ -41,9 +41,9 @@ struct Packet {
 inline std::vector<uint8_t> Bytes(const Packet& packet) {
   wire::Header header = packet.header;
   header.element_count = static_cast<uint16_t>(packet.lanes.size());
-  std::vector<uint8_t> bytes(wire::kHeaderBytes + 4 * packet.lanes.size());
+  std::vector<uint8_t> bytes(wire::kHeaderBytes + size_t{4} * header.lanes_carried());
   wire::Encode(header, bytes.data());
-  for (size_t i = 0; i < packet.lanes.size(); ++i) {
+  for (size_t i = 0; i < header.lanes_carried(); ++i) {
     wire::StoreLane(&bytes[wire::kHeaderBytes], i, static_cast<uint32_t>(packet.lanes[i]));
   }
   return bytes;

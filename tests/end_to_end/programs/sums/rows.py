@@ -47,7 +47,7 @@ def main() -> None:
             return [np.asarray(shard.data)[0] for shard in shards], moved
 
         def check(name: str, moved: dict[str, int], sent: float, received: float) -> None:
-            """`sent` and `received`: in rows of all this host's devices together. A busy machine may send some again."""
+            """`sent` and `received`: in rows of all this host's devices together. A busy host sends some again."""
             row, again = local * ROW * 4, 1500 * moved["packets_resent"]
             for what, rows in (("bytes_sent", sent), ("bytes_received", received)):
                 assert moved[what] < row * (rows + OTHERS * hosts) + again, (name, what, moved[what], row, again)
