@@ -127,7 +127,8 @@ class Target {
     header.worker = wire::kEveryWorker;
     const uint8_t how = input.Byte();
     header.flags |= how % 8 == 0 ? input.Byte() & wire::kAllFlags : 0;
-    if (how % 8 == 1) wire::StoreLane(&packet[wire::kHeaderBytes], 0, input.Number32());
+    packet.resize(header.packet_bytes());
+    if (how % 8 == 1 && !header.bare()) wire::StoreLane(&packet[wire::kHeaderBytes], 0, input.Number32());
     if (how % 8 == 2) std::memset(&packet[wire::kHeaderBytes], input.Byte(), packet.size() - wire::kHeaderBytes);
     if (how % 8 == 3) header.job ^= 1;
     if (how % 8 == 4) header.epoch ^= 1;
