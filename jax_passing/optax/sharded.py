@@ -1,12 +1,13 @@
 """`sharded` gives each device its part of an optimizer's state, gradients and parameters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.extend import core
+from jax.interpreters import partial_eval
 from jax.sharding import Mesh
 
 from jax_passing.collective.all_gather import psum_scatter
@@ -101,7 +102,7 @@ def sharded(
             lambda gradients, state, params, extra: inner.update(gradients, state, params, **extra),
             gradients, state, params, extra,
         )  # fmt: skip
-        means = _means(gradients, by_part, traced.uses)
+        means = _means(gradients, by_part, traced.used)
         arguments = [
             *means,
             *(_given(leaf, "the state" + path, by_part) for leaf, path in _with_paths(state)),
@@ -117,10 +118,11 @@ def sharded(
 
 
 class _Traced:
-    """A function of trees, traced for whole arrays.
+    """Holds a function of trees, traced for whole arrays.
 
     Attributes:
       shapes: of its results.
+      used: by argument, counted by leaves, whether any result depends on it.
     """
 
     def __init__(self, function: Any, *arguments: Any):
@@ -129,14 +131,8 @@ class _Traced:
         self._closed: core.ClosedJaxpr
         self.shapes: Any
         self._closed, self.shapes = traced([_whole_shape(leaf) for leaf in leaves])
-
-    def uses(self, index: int) -> bool:
-        """Tells whether results depend on an argument, by its number among the leaves."""
-        needed = {id(atom) for atom in self._closed.jaxpr.outvars}
-        for eqn in reversed(self._closed.jaxpr.eqns):
-            if any(id(var) in needed for var in eqn.outvars):
-                needed |= {id(atom) for atom in eqn.invars}
-        return id(self._closed.jaxpr.invars[index]) in needed
+        jaxpr = self._closed.jaxpr
+        self.used: Sequence[bool] = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1]
 
     def results(self, by_part: ByPart, arguments: Sequence[Any]) -> list[Any]:
         return by_part.run(self._closed.jaxpr, self._closed.consts, arguments)
@@ -177,11 +173,12 @@ def _given(leaf: Any, name: str, by_part: ByPart) -> Any:
     return by_part.dealt(leaf, name) if is_dealt(leaf, by_part.shapes) else leaf
 
 
-def _means(gradients: Any, by_part: ByPart, uses: Callable[[int], bool]) -> list[Any]:
+def _means(gradients: Any, by_part: ByPart, used: Sequence[bool]) -> list[Any]:
     """Returns the means of the gradients over all devices: this device's parts, or whole ones of those that aren't
-    dealt. Gradients that nothing depends on, as those of frozen parameters, don't travel: zeros stand for them."""
+    dealt. Gradients that aren't `used` (which goes on with other arguments), as those of frozen parameters, don't
+    travel: zeros stand for them."""
     leaves, treedef = flattened(gradients)
-    dealer, used = by_part.dealer, [uses(index) for index in range(len(leaves))]
+    dealer, used = by_part.dealer, used[: len(leaves)]
     dealt = [is_dealt(jnp.asarray(leaf), by_part.shapes) for leaf in leaves]
     rows = [dealer.rows(leaf) if use and deal else None for leaf, use, deal in zip(leaves, used, dealt, strict=True)]
     rest = [leaf if use and not deal else None for leaf, use, deal in zip(leaves, used, dealt, strict=True)]

@@ -156,8 +156,13 @@ def test_a_device_has_its_part_of_the_bytes():
     assert whole / DEVICES <= bytes_of_device(ours.state) <= 1.05 * whole / DEVICES
 
 
-def test_gradients_of_what_is_frozen_do_not_travel():
-    ours = Sharded(frozen(), DEVICES, FLOATS)
+def jitted(inner):
+    return optax.GradientTransformation(inner.init, jax.jit(inner.update))
+
+
+@pytest.mark.parametrize("inner", [frozen(), jitted(frozen())], ids=["plain", "jitted"])
+def test_gradients_of_what_is_frozen_do_not_travel(inner):
+    ours = Sharded(inner, DEVICES, FLOATS)
     ours.update(exact_gradients(0, range(DEVICES), FLOATS), FLOATS)
     lowered = ours._step.lower(exact_gradients(0, range(DEVICES), FLOATS), ours.state, FLOATS).as_text()
     assert "40x6x8" in lowered
