@@ -5,6 +5,7 @@ calls come from one thread and return within microseconds to milliseconds.
 """
 
 import ipaddress
+import logging
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from jax_passing import _native
 from jax_passing.protocol.packet import GROUP_PORT
 from jax_passing.switch.data_planes.job_counts import JobCounts
 from jax_passing.switch.data_planes.reach import REACH_MAX
+
+log = logging.getLogger("jax_passing.switch")
 
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
 
@@ -194,3 +197,12 @@ class DataPlane(Protocol):
         """Returns counters for the log."""
 
     def close(self) -> None: ...
+
+
+def counts_of(data_plane: DataPlane, job: int) -> JobCounts | None:
+    """Returns DataPlane.counts; None, too, if the device fails, which is logged."""
+    try:
+        return data_plane.counts(job)
+    except Exception as error:  # whatever the device's driver raises
+        log.error("the data plane can't tell what it counted: %s", error, exc_info=unexpected(error))
+        return None

@@ -10,7 +10,6 @@ from jax_passing.switch.jobs.recent import SAMPLE_S, Counted
 SPAN_S = 600.0
 POINTS = round(SPAN_S / SAMPLE_S)
 JOBS_MAX = 64
-_LANE_BYTES = 4
 
 
 class Point(NamedTuple):
@@ -37,16 +36,15 @@ class History:
         self._by_job: dict[str, deque[Point]] = {}  # the one that was noted last is the last
 
     def add(self, epoch: Epoch, counted: Counted, now: float) -> None:
-        counts, seconds = counted.counts, counted.seconds
-        shares = [min(1.0, worker.waited_us / 1e6 / seconds) for worker in counts.workers]
+        shares = counted.waited_shares
         latest = max(range(len(shares)), key=shares.__getitem__)
         point = Point(
             at=now,
-            goodput_gbit=counts.lanes * _LANE_BYTES * 8 / seconds / 1e9,
+            goodput_gbit=counted.goodput_gbit,
             latest_share=shares[latest],
             latest=epoch.workers()[latest].rank,
             usual_share=statistics.median_low(shares),
-            resends=sum(worker.resends for worker in counts.workers) / seconds,
+            resends=counted.resends / counted.seconds,
         )
         points = self._by_job.pop(epoch.job.name, None) or deque(maxlen=POINTS)
         points.append(point)

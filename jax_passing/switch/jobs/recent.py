@@ -1,20 +1,18 @@
 """Counters of jobs are looked at now and then, so that it can be said what was counted in the last minute."""
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
+from jax_passing.switch.data_planes.data_plane import DataPlane, counts_of
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 
-log = logging.getLogger("jax_passing.switch")
-
 SAMPLE_S = 5.0
 WINDOW_S = 60.0
 SAMPLES = round(WINDOW_S / SAMPLE_S) + 1
+_LANE_BYTES = 4
 
 _Key = tuple[int, int]  # numbers of a job and of its epoch, which nobody but us then keeps
 
@@ -26,6 +24,23 @@ class Counted:
 
     seconds: float
     counts: JobCounts
+
+    @property
+    def sum_bytes(self) -> int:
+        return self.counts.lanes * _LANE_BYTES
+
+    @property
+    def goodput_gbit(self) -> float:
+        return self.sum_bytes * 8 / self.seconds / 1e9
+
+    @property
+    def resends(self) -> int:
+        return sum(worker.resends for worker in self.counts.workers)
+
+    @property
+    def waited_shares(self) -> list[float]:
+        """By worker, the share of the time in which others waited for it."""
+        return [min(1.0, worker.waited_us / 1e6 / self.seconds) for worker in self.counts.workers]
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Recent:
         running = {_key(epoch): epoch for epoch in epochs if epoch.state is EpochState.RUNNING}
         self._samples = {key: self._samples.get(key, deque(maxlen=SAMPLES)) for key in running}
         for key, epoch in running.items():
-            if (counts := self._counts(epoch)) is not None:
+            if (counts := counts_of(self._data_plane, epoch.job.number)) is not None:
                 if self._on_counted is not None:
                     before = self._samples[key][-1] if self._samples[key] else _beginning(epoch, counts, now)
                     self._on_counted(epoch, _since(before, counts, now), now)
@@ -68,7 +83,7 @@ class Recent:
     def counted(self, epoch: Epoch, now: float) -> tuple[Counted, Counted, Counted] | None:
         """Returns what a running epoch has counted in the last seconds, in the last minute, or since it began if that
         is shorter, and since it began; None if nobody can tell."""
-        counts = self._counts(epoch)
+        counts = counts_of(self._data_plane, epoch.job.number)
         if counts is None:
             return None
         beginning = _beginning(epoch, counts, now)
@@ -76,13 +91,6 @@ class Recent:
         before = [sample for sample in samples if sample.at <= now - SAMPLE_S] or samples[:1]
         within = [sample for sample in samples if sample.at >= now - WINDOW_S] or samples[-1:]
         return _since(before[-1], counts, now), _since(within[0], counts, now), _since(beginning, counts, now)
-
-    def _counts(self, epoch: Epoch) -> JobCounts | None:
-        try:
-            return self._data_plane.counts(epoch.job.number)
-        except Exception as error:  # whatever the device's driver raises
-            log.error("the data plane can't tell what it counted: %s", error, exc_info=unexpected(error))
-            return None
 
 
 def _key(epoch: Epoch) -> _Key:

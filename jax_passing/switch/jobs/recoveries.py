@@ -2,7 +2,6 @@
 
 import heapq
 import itertools
-import logging
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,12 +9,10 @@ from typing import TypeVar
 from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside
-from jax_passing.switch.data_planes.data_plane import DataPlane, unexpected
+from jax_passing.switch.data_planes.data_plane import DataPlane, counts_of
 from jax_passing.switch.jobs.epochs import Epoch
 
 _T = TypeVar("_T")
-
-log = logging.getLogger("jax_passing.switch")
 
 KEPT_S = 3600.0
 REMEMBERED = 32  # of each job, so that one that fails again and again takes nothing of others
@@ -88,11 +85,7 @@ class Recoveries:
             _put_last(self._failed, job, failure)
 
     def _stood_still_s(self, epoch: Epoch) -> float:
-        try:
-            counts = self._data_plane.counts(epoch.job.number)
-        except Exception as error:  # whatever the device's driver raises
-            log.error("the data plane can't tell what it counted: %s", error, exc_info=unexpected(error))
-            return 0.0
+        counts = counts_of(self._data_plane, epoch.job.number)
         return 0.0 if counts is None or counts.oldest is None else counts.oldest.waited_us / 1e6
 
     def started(self, epoch: Epoch) -> Recovery | None:

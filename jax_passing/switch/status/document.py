@@ -20,7 +20,6 @@ from jax_passing.switch.meetings.meetings import Meeting
 JOBS_MAX = 256
 RECOVERIES_MAX = 128
 EVENTS_CHARACTERS_MAX = 512 * 1024  # of an answer, which is a line of the control connection
-_LANE_BYTES = 4
 
 
 def of_epoch(epoch: Epoch, recent: Recent, now: float) -> Document:
@@ -58,15 +57,14 @@ def _rates(counted: _Counted | None, link_gbit: float | None) -> Document:
         unknown = ("goodput_gbit", "line_rate_share", "minute_s", "chunks", "resends", "chunks_waiting", "total")
         return dict.fromkeys(unknown)
     seconds, minute, total = counted
-    goodput_gbit = seconds.counts.lanes * _LANE_BYTES * 8 / seconds.seconds / 1e9
     return {
-        "goodput_gbit": goodput_gbit,
-        "line_rate_share": goodput_gbit / link_gbit if link_gbit else None,
+        "goodput_gbit": seconds.goodput_gbit,
+        "line_rate_share": seconds.goodput_gbit / link_gbit if link_gbit else None,
         "minute_s": minute.seconds,
         "chunks": minute.counts.chunks,
-        "resends": sum(worker.resends for worker in minute.counts.workers),
+        "resends": minute.resends,
         "chunks_waiting": minute.counts.waiting,
-        "total": {"chunks": total.counts.chunks, "bytes": total.counts.lanes * _LANE_BYTES},
+        "total": {"chunks": total.counts.chunks, "bytes": total.sum_bytes},
     }
 
 
@@ -100,7 +98,7 @@ def _members(epoch: Epoch, counted: _Counted | None) -> list[Document]:
             "last": worker.last,
             "last_share": worker.last / chunks,
             "waited_s": worker.waited_us / 1e6,
-            "waited_share": min(1.0, worker.waited_us / 1e6 / minute.seconds),
+            "waited_share": share,
             "resends": worker.resends,
             "silent_s": worker.silent_us / 1e6,
             "total": {
@@ -110,7 +108,9 @@ def _members(epoch: Epoch, counted: _Counted | None) -> list[Document]:
                 "waited_s": ever.waited_us / 1e6,
             },
         }
-        for member, worker, ever in zip(members, minute.counts.workers, total.counts.workers, strict=True)
+        for member, worker, share, ever in zip(
+            members, minute.counts.workers, minute.waited_shares, total.counts.workers, strict=True
+        )
     ]
 
 
