@@ -27,7 +27,7 @@ Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Name = Annotated[str, Meta(min_length=1, max_length=160, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
 JobName = Annotated[str, Meta(max_length=128)]  # of a user; empty if none is meant
 REASON_MAX = 500
-Reason = Annotated[str, Meta(max_length=REASON_MAX)]  # why an operator does something, for people
+Reason = Annotated[str, Meta(max_length=REASON_MAX)]  # a text for people
 SumName = Annotated[str, Meta(max_length=200)]  # its source location stands first; empty if nobody knows it
 HostName = Annotated[str, Meta(max_length=64, pattern=r"^[ -~]*\Z")]  # ASCII, for people; may be empty
 Id = Annotated[int, Meta(ge=1, le=65535)]

@@ -6,7 +6,7 @@ from jax_passing.errors import names, printable
 from jax_passing.protocol.overview import Document
 
 WHY_SHOWN = 200  # characters
-STALLED_S = 1.0  # a chunk that has waited for so long is told of
+STANDS_STILL_S = 1.0  # a job does, if a chunk of it has waited for so long
 
 WELL, NOTE, BAD = "", "note", "bad"  # how a reader should take a sentence
 
@@ -70,7 +70,7 @@ def of_job(job: Document) -> list[Sentence]:
         found.append(Sentence(_rate(job)))
     found += [Sentence(_late(late, job["minute_s"]), NOTE) for late in job["late"]]
     oldest = job["oldest"]
-    if oldest is not None and oldest["waited_s"] >= STALLED_S:
+    if oldest is not None and oldest["waited_s"] >= STANDS_STILL_S:
         at = f" at {oldest['at']}" if several > 1 else ""
         where = f"slot {oldest['slot']}, sequence {oldest['sequence']}{at}"
         if oldest.get("sum"):

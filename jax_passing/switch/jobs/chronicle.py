@@ -8,6 +8,7 @@ from typing import Any
 from jax_passing.errors import JoinError, names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Outside
+from jax_passing.protocol.sentences import STANDS_STILL_S
 from jax_passing.records.journal import SWITCH_EVENTS, SWITCH_TEXT_CHARACTERS_MAX, Journal
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.data_planes.job_counts import WaitingChunk
@@ -20,9 +21,7 @@ log = logging.getLogger("jax_passing.switch")
 
 REMEMBERED = 16  # of either kind
 REFUSALS_NOTED = 256  # for flight records
-WHY_CHARACTERS_MAX = 500
 HOSTS_NAMED = 8
-STANDS_STILL_US = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Chronicle:
         log.warning("refused %s: %s", who, why, stacklevel=2)
         reason = reason or reason_of(kind)
         self.refused_for[reason] += 1
-        self.refusals.append(Refusal(self._outside.now(), who, job, kind, why[:WHY_CHARACTERS_MAX], reason))
+        self.refusals.append(Refusal(self._outside.now(), who, job, kind, why[: messages.REASON_MAX], reason))
         self.refused_journal.note(self._outside.now(), "refused", job, f"{who}: {why}", error=kind)
 
     def joined(self, epoch: Epoch, join: messages.RankJoin) -> None:
@@ -101,9 +100,10 @@ class Chronicle:
         )
 
         if (recovery := self.recoveries.started(epoch)) is not None:
-            failure, stood = recovery.failure, f"{recovery.stood_s:.2f} s"
-            log.info("%s: goes on after %s without a sum (%s)", epoch, stood, failure.culprit or failure.kind)
-            text = f"goes on after {stood}: {failure.culprit or failure.kind}"
+            because = recovery.interruption.culprit or recovery.interruption.kind
+            stood = f"{recovery.stood_s:.2f} s"
+            log.info("%s: goes on after %s without a sum (%s)", epoch, stood, because)
+            text = f"goes on after {stood}: {because}"
             self._note("recovered", epoch.job.name, text, epoch=epoch.number, stood_s=recovery.stood_s)
 
     def failed(self, epoch: Epoch, failed: messages.Failed) -> None:
@@ -111,14 +111,15 @@ class Chronicle:
         log.warning("%s failed: %s: %s", epoch, failed.kind, failed.message)
         if epoch.state is not EpochState.RUNNING:
             return
-        failure = self.recoveries.failed(epoch, failed)
-        about = {"epoch": epoch.number, "error": failure.kind, "ranks": failure.ranks, "culprit": failure.culprit}
-        self._note("failed", epoch.job.name, failure.why, **about)
+        interruption = self.recoveries.failed(epoch, failed)
+        kind, ranks, culprit = interruption.kind, interruption.ranks, interruption.culprit
+        about = {"epoch": epoch.number, "error": kind, "ranks": ranks, "culprit": culprit}
+        self._note("failed", epoch.job.name, interruption.why, **about)
 
     def waits(self, epoch: Epoch, chunk: WaitingChunk) -> None:
         """A chunk isn't complete. It stands still if it has waited for long; that is noted once."""
         this = (epoch.job.number, epoch.number, chunk.slot, chunk.sequence)
-        if chunk.waited_us < STANDS_STILL_US or this == self._stands_still:
+        if chunk.waited_us < STANDS_STILL_S * 1e6 or this == self._stands_still:
             return
         self._stands_still = this
         missing, whom = epoch.awaited(chunk.bitmap)
@@ -137,5 +138,5 @@ class Chronicle:
         self._note("ended", epoch.job.name, why or event.value, epoch=epoch.number)
         ran_s = now - epoch.since
         log.info("%s ended after %.1f s: %s", epoch, ran_s, event.value)
-        why = (why or event.value)[:WHY_CHARACTERS_MAX]
+        why = (why or event.value)[: messages.REASON_MAX]
         self.ends.append(End(now, epoch.job.name, epoch.number, ran_s, why))

@@ -17,14 +17,13 @@ _T = TypeVar("_T")
 KEPT_S = 3600.0
 REMEMBERED = 32  # of each job, so that one that fails again and again takes nothing of others
 JOBS_MAX = 64
-WHY_CHARACTERS_MAX = 500
 HEARD_S = 1.0  # by so much later hosts may hear of a failure than their switch
 # Upper ends of the classes in which standstills are counted, as Prometheus wants them.
 STOOD_S = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Interruption:
     """An epoch has ended so. `since`: when its last chunk stood still. `epoch`: None if it ran at another switch.
     `culprit`: names the ranks with their hosts, or the switch."""
 
@@ -44,7 +43,7 @@ class Recovery:
 
     at: float
     job: str
-    failure: Failure
+    interruption: Interruption
     epoch: int | None
     stood_s: float
 
@@ -60,29 +59,30 @@ class Recoveries:
 
     def __init__(self, data_plane: DataPlane, outside: Outside):
         self._data_plane, self._outside = data_plane, outside
-        self._failed: dict[str, Failure] = {}  # by the job, until it runs again; the oldest first
+        self._failed: dict[str, Interruption] = {}  # by the job, until it runs again; the oldest first
         self._by_job: dict[str, deque[Recovery]] = {}  # the job that has recovered last is the last
         self.counted: Counter[str] = Counter()
         self.stood_s: defaultdict[str, float] = defaultdict(float)
         self.classes: Counter[tuple[str, int]] = Counter()
 
-    def failed(self, epoch: Epoch, failed: messages.Failed) -> Failure:
+    def failed(self, epoch: Epoch, failed: messages.Failed) -> Interruption:
         """Is called while the epoch still has its members, and the data plane its counters."""
         now = self._outside.now()
         culprit = epoch.where(failed.ranks) if failed.ranks else ""
-        ranks, why = tuple(sorted(failed.ranks)), failed.message[:WHY_CHARACTERS_MAX]
+        ranks, why = tuple(sorted(failed.ranks)), failed.message[: messages.REASON_MAX]
         since = now - self._stood_still_s(epoch)
-        _put_last(self._failed, epoch.job.name, Failure(now, since, epoch.number, failed.kind, culprit, ranks, why))
-        return self._failed[epoch.job.name]
+        interruption = Interruption(now, since, epoch.number, failed.kind, culprit, ranks, why)
+        put_last(self._failed, epoch.job.name, interruption)
+        return interruption
 
-    def heard(self, job: str, failure: Failure) -> None:
+    def heard(self, job: str, interruption: Interruption) -> None:
         """Is called when hosts that meet here say why. What this switch has seen itself counts more, unless they ran
         elsewhere since."""
-        if not is_kind(failure.kind):  # metrics count by it
+        if not is_kind(interruption.kind):  # metrics count by it
             return
         own = self._failed.get(job)
-        if own is None or failure.at > own.at + HEARD_S:
-            _put_last(self._failed, job, failure)
+        if own is None or interruption.at > own.at + HEARD_S:
+            put_last(self._failed, job, interruption)
 
     def _stood_still_s(self, epoch: Epoch) -> float:
         counts = counts_of(self._data_plane, epoch.job.number)
@@ -91,17 +91,17 @@ class Recoveries:
     def started(self, epoch: Epoch) -> Recovery | None:
         """Returns what the job has recovered from, if it has."""
         job, now = epoch.job.name, self._outside.now()
-        failure = self._failed.pop(job, None)
-        if failure is None or now - failure.at > KEPT_S:
+        interruption = self._failed.pop(job, None)
+        if interruption is None or now - interruption.at > KEPT_S:
             return None
-        recovery = Recovery(now, job, failure, epoch.number, now - failure.since)
-        kind = failure.kind
+        recovery = Recovery(now, job, interruption, epoch.number, now - interruption.since)
+        kind = interruption.kind
         self.counted[kind] += 1
         self.stood_s[kind] += recovery.stood_s
         self.classes[kind, sum(recovery.stood_s > end for end in STOOD_S)] += 1
         of_job = self._by_job.get(job) or deque(maxlen=REMEMBERED)
         of_job.append(recovery)
-        _put_last(self._by_job, job, of_job)
+        put_last(self._by_job, job, of_job)
         return recovery
 
     def last(self, most: int) -> list[Recovery]:
@@ -114,8 +114,8 @@ class Recoveries:
         return list(itertools.islice(itertools.takewhile(lambda one: now - one.at <= KEPT_S, in_order), most))
 
 
-def _put_last(by_job: dict[str, _T], job: str, value: _T) -> None:
-    """Forgets the first one, if there are too many."""
+def put_last(by_job: dict[str, _T], job: str, value: _T) -> None:
+    """Remembers something of a job, as the last one, and forgets the first one if there are more than JOBS_MAX."""
     by_job.pop(job, None)
     if len(by_job) >= JOBS_MAX:
         del by_job[next(iter(by_job))]

@@ -4,13 +4,13 @@ for another one."""
 from collections.abc import Sequence
 
 from jax_passing.errors import SwitchLostError, names
-from jax_passing.switch.jobs.recoveries import Failure
+from jax_passing.switch.jobs.recoveries import Interruption
 from jax_passing.switch.meetings.seats import HostSeat
 
 MISSING_MAX = 16  # ranks that are named
 
 
-def failure_of(survivors: Sequence[HostSeat]) -> Failure | None:
+def interruption_of(survivors: Sequence[HostSeat]) -> Interruption | None:
     """Returns what ended the epoch of these hosts, which have met; None if they don't say. With a lost switch, hosts
     may have been lost that it would have named: these are the ranks that haven't come."""
     told = [
@@ -22,10 +22,10 @@ def failure_of(survivors: Sequence[HostSeat]) -> Failure | None:
         return None
     at, first = min(told, key=lambda one: one[0])
     if first.kind != SwitchLostError.__name__:
-        return Failure(at, at, None, first.kind, "", (), first.text)
+        return Interruption(at, at, None, first.kind, "", (), first.text)
     culprit = f"the switch at {first.switches}"
     here = {seat.asked.rank for seat in survivors}
     missing = sorted(set(range(max(seat.asked.hosts for seat in survivors))) - here)
     if 0 < len(missing) <= MISSING_MAX:
         culprit += f", and {names(missing)}"
-    return Failure(at, at, None, first.kind, culprit, tuple(missing), first.text)
+    return Interruption(at, at, None, first.kind, culprit, tuple(missing), first.text)

@@ -20,7 +20,7 @@ from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.jobs import JobTable
 from jax_passing.switch.meetings.absence import away, may_come
-from jax_passing.switch.meetings.interruptions import failure_of
+from jax_passing.switch.meetings.interruptions import interruption_of
 from jax_passing.switch.meetings.parties import Parties, newcomers_of, parties_of
 from jax_passing.switch.meetings.rack_seats import SeatsOfRack
 from jax_passing.switch.meetings.seats import HostSeat, Refuse, Seat, ToHost
@@ -307,8 +307,8 @@ class Meeting:
         survivors = min(len(parties.survivors), len(chosen))
         dark = tuple(sorted({switch for seat in chosen for switch in seat.asked.dark}))
         step = min((seat.asked.step or 0 for seat in chosen[:survivors]), default=None)
-        if (failure := failure_of(parties.survivors)) is not None:
-            self._jobs.chronicle.recoveries.heard(self.job, failure)
+        if (interruption := interruption_of(parties.survivors)) is not None:
+            self._jobs.chronicle.recoveries.heard(self.job, interruption)
         self._met = {seat.instance for seat in chosen}
         self._is_incomplete = False
         log.info("job %r: %d hosts have met, %d survivors, step %s", self.job, len(chosen), survivors, step)

@@ -155,17 +155,17 @@ def of_chronicle(chronicle: Chronicle, now: float) -> Document:
 
 
 def _recovery(recovery: Recovery, now: float) -> Document:
-    failure = recovery.failure
+    interruption = recovery.interruption
     return {
         "ago_s": now - recovery.at,
         "job": recovery.job,
-        "epoch_before": failure.epoch,
+        "epoch_before": interruption.epoch,
         "epoch": recovery.epoch,
         "stood_s": recovery.stood_s,
-        "kind": failure.kind,
-        "ranks": failure.ranks,
-        "culprit": failure.culprit,
-        "why": failure.why,
+        "kind": interruption.kind,
+        "ranks": interruption.ranks,
+        "culprit": interruption.culprit,
+        "why": interruption.why,
     }
 
 

@@ -99,10 +99,13 @@ function plots(job, told, recoveries) {
 
 // The tree: the parent, this switch, and below it hosts, and racks' switches with their hosts.
 
+function standsStill(job) {
+  return job.oldest !== null && job.oldest.waited_s >= 1;
+}
+
 function stateOf(rank, member, job) {
   if (job.left.includes(rank)) return "left";
-  const awaited = job.oldest !== null && job.oldest.waited_s >= 1 && job.oldest.missing.includes(rank);
-  if (awaited) return "awaited";
+  if (standsStill(job) && job.oldest.missing.includes(rank)) return "awaited";
   return job.late.some(late => late.ranks.includes(rank) && late.ranks.length === member.ranks.length) ? "late" : "well";
 }
 
@@ -248,7 +251,7 @@ function leftOut({ jobs, ranks }) {
 function show(seen) {
   const [own] = seen.switches, told = seen.sentences, main = find("main");
   find("#address").textContent = own.address;
-  document.title = `${seen.jobs.some(each => each.oldest && each.oldest.waited_s >= 1) ? "⚠ " : ""}switch ${own.address}`;
+  document.title = `${seen.jobs.some(standsStill) ? "⚠ " : ""}switch ${own.address}`;
   const width = Math.max(280, main.clientWidth - (main.clientWidth < 620 ? 24 : 30));
   const refusals = Object.entries(seen.refused_for).filter(([, count]) => count).map(([why, count]) => `${why} ${count}`);
   const lines = texts => texts.map(text => html("li", {}, text));

@@ -7,7 +7,6 @@ import pytest
 
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
-from jax_passing.switch.jobs import recoveries
 from jax_passing.switch.jobs.recoveries import JOBS_MAX, KEPT_S, REMEMBERED, STOOD_S, Recoveries
 from jax_passing.switch.status import families as told
 from support.switch.control import scenario
@@ -59,8 +58,13 @@ def recover(noted, clock, job="a", number=1, seconds=0.5, failed=LOST):
 def test_a_job_runs_again(noted, clock):
     recovery = recover(noted, clock)
     assert (recovery.job, recovery.epoch, recovery.stood_s) == ("a", 2, 0.5)
-    failure = recovery.failure
-    assert (failure.epoch, failure.kind, failure.culprit, failure.ranks) == (1, "HostLostError", "rank 1 (node)", (1,))
+    interruption = recovery.interruption
+    assert (interruption.epoch, interruption.kind, interruption.culprit, interruption.ranks) == (
+        1,
+        "HostLostError",
+        "rank 1 (node)",
+        (1,),
+    )
     clock.time += 10
     assert noted.last(9) == [recovery]
     assert noted.started(epoch("a", 3)) is None  # nothing has failed since
@@ -89,7 +93,7 @@ def test_a_job_that_hasnt_run_again_is_told_of(noted, clock):
     noted.failed(epoch("a", 7), LOST)
     clock.time += 30
     (waiting,) = noted.last(9)
-    assert (waiting.epoch, waiting.stood_s, waiting.failure.epoch) == (None, 30.0, 7)
+    assert (waiting.epoch, waiting.stood_s, waiting.interruption.epoch) == (None, 30.0, 7)
     assert noted.counted == {}
 
 
@@ -108,7 +112,7 @@ def test_memory_is_bounded_and_a_job_takes_nothing_of_others(noted, clock):
         recover(noted, clock, "noisy", number)
     last = noted.last(1000)
     assert [one.job for one in last] == ["noisy"] * REMEMBERED + ["quiet"]
-    assert last[0].failure.epoch == REMEMBERED + 4
+    assert last[0].interruption.epoch == REMEMBERED + 4
     for number in range(JOBS_MAX):
         recover(noted, clock, f"job {number}")
         noted.failed(epoch(f"failed {number}", 1), LOST)
@@ -118,18 +122,18 @@ def test_memory_is_bounded_and_a_job_takes_nothing_of_others(noted, clock):
 
 def test_hosts_that_ran_elsewhere_since_know_better(noted, clock):
     noted.failed(epoch("a", 1), LOST)
-    heard = noted.last(1)[0].failure
+    heard = noted.last(1)[0].interruption
     noted.heard("a", dataclasses.replace(heard, at=heard.at + 0.5, kind="SwitchLostError"))
-    assert noted.last(1)[0].failure == heard
+    assert noted.last(1)[0].interruption == heard
     later = dataclasses.replace(heard, at=heard.at + 60.0, kind="SwitchLostError")
     noted.heard("a", later)
-    assert [one.failure for one in noted.last(9)] == [later]
+    assert [one.interruption for one in noted.last(9)] == [later]
 
 
 def test_kinds_of_errors_arent_made_up(noted, clock):
     noted.failed(epoch("a", 1), LOST)
     (known,) = noted.last(1)
-    noted.heard("b", dataclasses.replace(known.failure, kind="MadeUp"))
+    noted.heard("b", dataclasses.replace(known.interruption, kind="MadeUp"))
     assert noted.last(9) == [known]
 
 
@@ -184,4 +188,4 @@ async def test_a_job_that_never_began_hasnt_failed(switch):
 
 def test_reasons_are_bounded(noted, clock):
     recover(noted, clock, failed=messages.Failed("HostLostError", "x" * 5000, (1,)))
-    assert len(noted.last(1)[0].failure.why) == recoveries.WHY_CHARACTERS_MAX
+    assert len(noted.last(1)[0].interruption.why) == messages.REASON_MAX

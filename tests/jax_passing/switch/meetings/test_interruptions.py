@@ -63,4 +63,4 @@ async def test_what_a_switch_saw_itself_counts_more(switch):
         hosts[rank].send(meet(rank, 3, 1, **given))
     await met(*hosts[:2])
     (told,) = switch.plane.jobs.chronicle.recoveries.last(9)
-    assert told.failure.culprit == "rank 2 (node2, 127.0.0.1)"
+    assert told.interruption.culprit == "rank 2 (node2, 127.0.0.1)"
