@@ -1,4 +1,4 @@
-"""The switch remembers for some minutes how fast jobs were and whom they waited for, if it has a page that shows it."""
+"""The switch remembers for some minutes how fast jobs were and whom they waited for: a page shows it."""
 
 import statistics
 from collections import deque
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from jax_passing.switch.jobs.epochs import Epoch
 from jax_passing.switch.jobs.recent import SAMPLE_S, Counted
+from jax_passing.switch.jobs.recoveries import put_last
 
 SPAN_S = 600.0
 POINTS = round(SPAN_S / SAMPLE_S)
-JOBS_MAX = 64
 
 
 class Point(NamedTuple):
@@ -46,11 +46,9 @@ class History:
             usual_share=statistics.median_low(shares),
             resends=counted.resends / counted.seconds,
         )
-        points = self._by_job.pop(epoch.job.name, None) or deque(maxlen=POINTS)
+        points = self._by_job.get(epoch.job.name) or deque(maxlen=POINTS)
         points.append(point)
-        if len(self._by_job) >= JOBS_MAX:
-            del self._by_job[next(iter(self._by_job))]
-        self._by_job[epoch.job.name] = points
+        put_last(self._by_job, epoch.job.name, points)
 
     def points(self, now: float) -> dict[str, list[Point]]:
         """Returns those of the last minutes, by the job, the newest last."""

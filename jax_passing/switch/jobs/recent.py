@@ -56,7 +56,7 @@ class Recent:
         self,
         data_plane: DataPlane,
         on_waiting: Callable[[Epoch, WaitingChunk], None],
-        on_counted: Callable[[Epoch, Counted, float], None] | None = None,
+        on_counted: Callable[[Epoch, Counted, float], None],
     ):
         """Is told each time somebody looks: `on_waiting` of the chunk of a job that has waited longest, `on_counted` of
         what was counted since the last time."""
@@ -73,9 +73,8 @@ class Recent:
         self._samples = {key: self._samples.get(key, deque(maxlen=SAMPLES)) for key in running}
         for key, epoch in running.items():
             if (counts := counts_of(self._data_plane, epoch.job.number)) is not None:
-                if self._on_counted is not None:
-                    before = self._samples[key][-1] if self._samples[key] else _beginning(epoch, counts, now)
-                    self._on_counted(epoch, _since(before, counts, now), now)
+                before = self._samples[key][-1] if self._samples[key] else _beginning(epoch, counts, now)
+                self._on_counted(epoch, _since(before, counts, now), now)
                 self._samples[key].append(_Sample(now, counts))
                 if counts.oldest is not None:
                     self._on_waiting(epoch, counts.oldest)

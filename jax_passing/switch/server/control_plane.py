@@ -37,7 +37,7 @@ class ControlPlane:
       instance: tells this start of this switch from any other.
       jobs, meetings, quota, dispatcher, outside, lease_s, counts, report, operator: what conversations with members
         need (`member_conversation.py`).
-      history: of jobs, if a page shows it.
+      history: of jobs, which a page shows.
       lives: of those who have joined or have a seat, and have no lifeline yet, by their tokens.
     """
 
@@ -76,9 +76,8 @@ class ControlPlane:
         self.lives: dict[str, Life] = {}
         self.meetings = Meetings(self.jobs, outside, settings.parent, self.instance, self.key_of)
         self.operator = Operator(self.jobs, self.meetings)
-        self.history = None if settings.page is None else History()
-        on_counted = None if self.history is None else self.history.add
-        recent = Recent(data_plane, self.jobs.chronicle.waits, on_counted)
+        self.history = History()
+        recent = Recent(data_plane, self.jobs.chronicle.waits, self.history.add)
         self._watch = Watch(data_plane, self.jobs, outside, settings.lease_s, recent)
         self.counts: Counter[str] = Counter() if counts is None else counts
         self.report = Report(

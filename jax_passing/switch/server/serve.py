@@ -30,10 +30,11 @@ from jax_passing.switch.server.log_limit import LogLimit
 from jax_passing.switch.server.output import LogHandler, write_line
 from jax_passing.switch.server.settings import SwitchSettings
 from jax_passing.switch.server.supervisor import Supervisor
+from jax_passing.switch.status import page_server
+from jax_passing.switch.status.page_server import PageServer
 
 if TYPE_CHECKING:
     from jax_passing.switch.status.metrics_server import MetricsServer
-    from jax_passing.switch.status.page_server import PageServer
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -146,24 +147,6 @@ async def _serve_metrics(listener: socket.socket, server: ControlServer) -> "Met
     return metrics
 
 
-def _open_page(settings: SwitchSettings) -> socket.socket | None:
-    """Opens where the page is shown, if anywhere. Raises ConfigError."""
-    if settings.page is None:
-        return None
-    from jax_passing.switch.status import page_server
-
-    return page_server.listen(*settings.page)
-
-
-async def _serve_page(listener: socket.socket, server: ControlServer, host: str, address: str) -> "PageServer":
-    from jax_passing.switch.status.page_server import PageServer
-
-    assert server.plane.history is not None
-    page = PageServer(server.plane.report, server.plane.history, host, address)
-    await page.serve(listener)
-    return page
-
-
 async def serve(
     settings: SwitchSettings,
     stop: asyncio.Event,
@@ -172,7 +155,8 @@ async def serve(
 ) -> dict[str, int]:
     """Serves until `stop` is set; returns counters. Calls `on_listening` once hosts may come. `counts`: others'
     counters, which are told with those of the switch."""
-    metrics, page = _open_metrics(settings), _open_page(settings)
+    metrics = _open_metrics(settings)
+    page_listener = None if settings.page is None else page_server.listen(*settings.page)
     switch_key = keys.read_key(settings.key_file, keys.SWITCH)
     connections_max = connections_that_fit(has_parent=settings.parent is not None)
     listener, data_plane = _open(settings)
@@ -183,8 +167,10 @@ async def serve(
             server = ControlServer(data_plane, settings, switch_key, connections_max, counts)
             await server.listen(listener)
             told: list[MetricsServer | PageServer] = [] if metrics is None else [await _serve_metrics(metrics, server)]
-            if page is not None and settings.page is not None:
-                told.append(await _serve_page(page, server, settings.page[0], address))
+            if page_listener is not None and settings.page is not None:
+                page = PageServer(server.plane.report, server.plane.history, settings.page[0], address)
+                await page.serve(page_listener)
+                told.append(page)
 
             def reload() -> None:
                 server.plane.change_key(keys.read_key(settings.key_file, keys.SWITCH))

@@ -26,7 +26,7 @@ class Counting:
 
 
 def recent_of(plane):
-    return Recent(plane, on_waiting=lambda epoch, chunk: None)
+    return Recent(plane, on_waiting=lambda epoch, chunk: None, on_counted=lambda epoch, counted, now: None)
 
 
 @pytest.fixture

@@ -15,14 +15,13 @@ from jax_passing.config import parse_address
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.overview import overview
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
-from jax_passing.switch.jobs import history
+from jax_passing.switch.jobs import recoveries
 from jax_passing.switch.jobs.recent import SAMPLE_S
 from jax_passing.switch.status import page_server
 from jax_passing.switch.status.page_server import PageServer
 from support.jobs.cluster import Switch as Process
 from support.switch.control import scenario
 
-with_page = {"page": ("127.0.0.1", 0)}
 BEGAN = JobCounts(0, 0, 0, None, (WorkerCounts(), WorkerCounts()))
 COUNTS = JobCounts(
     chunks=100,
@@ -46,7 +45,7 @@ async def asked(switch, path="/status.json", host="localhost:1", method="GET"):
     return head, body
 
 
-@scenario(**with_page)
+@scenario()
 async def test_it_tells_what_the_status_tells(switch):
     switch.plane._watch.stop()  # else it looks by itself, too
     switch.data_plane.counted[1] = COUNTS
@@ -70,7 +69,7 @@ async def test_it_tells_what_the_status_tells(switch):
     assert (history["span_s"], history["jobs"]) == (600.0, {})
 
 
-@scenario(**with_page)
+@scenario()
 async def test_it_has_the_last_minutes_of_a_job_through_its_epochs(switch):
     plane, recent = switch.plane, switch.plane._watch._recent
     plane._watch.stop()
@@ -94,26 +93,21 @@ async def test_it_has_the_last_minutes_of_a_job_through_its_epochs(switch):
     assert [point[1:] for point in told] == [list(point[1:]) for point in points]
 
 
-@scenario(**with_page)
+@scenario()
 async def test_memory_for_plots_is_bounded(switch):
     plane, recent = switch.plane, switch.plane._watch._recent
     plane._watch.stop()
-    for number in range(history.JOBS_MAX + 2):
+    for number in range(recoveries.JOBS_MAX + 2):
         hosts, _ = await switch.job(world_size=1, job=f"job {number}")
         switch.data_plane.counted = dict.fromkeys(range(1, 999), JobCounts(0, 0, 0, None, (WorkerCounts(),)))
         recent.look(plane.jobs.epochs(), plane.outside.now() + 10 * number * SAMPLE_S)
         hosts[0].writer.close()
         await switch.has(job=f"job {number}")
-    assert len(plane.history._by_job) == history.JOBS_MAX
+    assert len(plane.history._by_job) == recoveries.JOBS_MAX
     assert plane.history.points(plane.outside.now() + 1e6) == {}
 
 
 @scenario()
-async def test_without_a_page_nothing_is_remembered_for_it(switch):
-    assert switch.plane.history is None
-
-
-@scenario(**with_page)
 async def test_files_and_what_browsers_may_do_with_them(switch):
     for path, kind in (("/", "html"), ("/page.js", "javascript"), ("/page.css", "css"), ("/status.json", "json")):
         head, body = await asked(switch, path)
@@ -153,7 +147,7 @@ async def test_files_and_what_browsers_may_do_with_them(switch):
     ],
 )
 def test_names_by_which_nobody_should_call_it(host, status):
-    @scenario(**with_page)
+    @scenario()
     async def call(switch):
         for path in ("/", "/status.json"):
             head, body = await asked(switch, path, host)
@@ -163,7 +157,7 @@ def test_names_by_which_nobody_should_call_it(host, status):
     call()
 
 
-@scenario(**with_page)
+@scenario()
 async def test_texts_of_strangers_move_nothing(switch):
     name = "<img src=x onerror=alert(1)>\u202e"
     await switch.job(world_size=1, job=name)
@@ -188,7 +182,7 @@ def test_no_more_is_shown_than_somebody_looks_at():
     assert left_out == {"jobs": 4, "ranks": 1000 + 4}
 
 
-@scenario(**with_page)
+@scenario()
 async def test_those_who_ask_often_get_the_same(switch):
     calls = []
     stats = switch.data_plane.stats
@@ -200,7 +194,7 @@ async def test_those_who_ask_often_get_the_same(switch):
 
 @pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("127.0.0.1", False)])
 def test_a_page_for_others_than_this_machine_is_warned_of(host, warns, caplog):
-    @scenario(**with_page, switch_key=b"k" * 32)
+    @scenario(switch_key=b"k" * 32)
     async def show(switch):
         listener = page_server.listen(host, 0)
         server = PageServer(switch.plane.report, switch.plane.history, host, "10.0.0.1:7171")
