@@ -82,6 +82,31 @@ def test_a_job_and_who_stands_still(cluster: Cluster, browser: Browser) -> None:
     assert re.search(r"no answer for \d+ s", text(browser))
 
 
+def test_a_job_called_as_what_objects_have_and_one_that_cant_be_shown(cluster: Cluster, browser: Browser) -> None:
+    url, _ = start(cluster, 0)
+    browser.open(url)
+    browser.until("document.body.innerText.includes('No jobs.')")
+    hosts = [{"rank": 0, "address": "", "name": "node7"}]
+    member = {"ranks": [0], "switch": None, "address": "10.0.0.2", "hosts": hosts}
+    unknown = {"waited_s": None, "waited_share": None, "last_share": None, "resends": None, "silent_s": None}
+    job = {
+        **{"job": "constructor", "state": "running", "goodput_gbit": 1.0, "link_gbit": None, "oldest": None},
+        **{part: [] for part in ("absent", "left", "late", "parents")},
+        "members": [{**member, **unknown, "has_left": False}],
+    }
+    jobs = [{**job, "job": "strange", "members": None}, job]
+    told = browser.value(f"""fetch('status.json').then(answer => answer.json()).then(seen => {{
+        seen.jobs = {json.dumps(jobs)};
+        seen.sentences.jobs = seen.jobs.map(each => [[`about ${{each.job}}`, ""]]);
+        show(seen);
+        return [...document.querySelectorAll('.job')].map(each => each.innerText);
+    }})""")
+    strange, constructor = told
+    assert strange.startswith("strange")
+    assert "This page can't show the job" in strange
+    assert re.search(r"(?s)constructor.*about constructor.*Goodput\s+no sums yet.*node7", constructor)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_a_phone(cluster: Cluster, browser: Browser, scheme: str, tmp_path: Path) -> None:
     url, _ = start(cluster, 2)

@@ -85,7 +85,8 @@ function plot(title, points, history, faults, { limit = null, least = 0, told })
 }
 
 function plots(job, told, recoveries) {
-  const points = told.jobs[job.job] ?? [];  // [ago, goodput, waited for the latest, its rank, for others, resends]
+  // A job may be called as what all objects have. Points: [ago, goodput, waited for the latest, its rank, for others, resends]
+  const points = Object.hasOwn(told.jobs, job.job) ? told.jobs[job.job] : [];
   const history = { step_s: told.step_s, span_s: Math.min(told.span_s, Math.max(60, points[0]?.[0] ?? 0)) };
   const faults = recoveries.filter(one => one.job === job.job && one.ago_s < history.span_s).map(one => one.ago_s);
   return html("div", { class: "plots" },
@@ -240,6 +241,17 @@ function job(each, told, seen, width) {
     tree(each, seen.switches[0].address, each.parents[0] ?? "", width), members(each));
 }
 
+// Returns the job; if it can't be shown, why, as others are to be seen even so.
+function jobOrWhyNot(each, told, seen, width) {
+  try {
+    return job(each, told, seen, width);
+  } catch (error) {
+    console.error(error);
+    return html("section", { class: "job" }, html("header", {}, html("h2", {}, each.job)),
+      sentence([`This page can't show the job (${error.message}): jax-passing status can.`, "note"]));
+  }
+}
+
 function listed(title, items) {
   return items.length ? html("section", {}, html("h3", {}, title), html("ul", {}, ...items)) : "";
 }
@@ -259,7 +271,7 @@ function show(seen) {
     html("section", {}, ...told.switch.map((one, index) => index ? sentence(one) : html("p", { class: "faint" }, one[0])),
       html("div", { class: "slots" }, "slots", bar(own.slots_used / own.slots),
         `${own.slots_used} used, ${own.slots - own.slots_used} free`)),
-    ...seen.jobs.map((each, index) => job(each, told.jobs[index], seen, width)),
+    ...seen.jobs.map((each, index) => jobOrWhyNot(each, told.jobs[index], seen, width)),
     ...(seen.jobs.length ? [] : [html("section", {}, html("p", { class: "faint" }, "No jobs."))]),
     seen.left_out.jobs + seen.left_out.ranks ? sentence([leftOut(seen.left_out), "note"]) : "",
     listed("Hosts that wait to meet", lines(told.meetings)),
