@@ -29,6 +29,7 @@ def overview(answers: Mapping[str, Document | PassingError]) -> Document:
         ],
         "jobs": [_job(of_job) for _, of_job in sorted(shards.items())],
         **{part: _listed(told, part) for part in ("meetings", "ended", "recoveries", "refusals")},
+        "more_meetings": sum(answer.get("more_meetings", 0) for answer in told.values()),
         "recovered": {name: answer.get("recovered") for name, answer in told.items()},
         "packets": {name: answer["packets"] for name, answer in told.items()},
         "counts": {name: answer["counts"] for name, answer in told.items()},

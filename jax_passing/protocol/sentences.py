@@ -118,7 +118,14 @@ def _where(member: Document) -> str:
 
 def of_meeting(meeting: Document) -> str:
     who = ", ".join(f"rank {one['rank']} at {one['address']}, {duration(one['for_s'])}" for one in meeting["waiting"])
-    return f"hosts wait to meet: {who}. {meeting['why']}"
+    more = f", and {meeting['more']} more" if meeting.get("more") else ""
+    return f"hosts wait to meet: {who}{more}. {meeting['why']}"
+
+
+def more_meetings(overview: Document) -> list[str]:
+    """Says in how many jobs hosts wait to meet of which the overview doesn't tell, if in any."""
+    more = overview["more_meetings"]
+    return [f"And in {more} more {'job' if more == 1 else 'jobs'} hosts wait to meet."] if more else []
 
 
 def _end(end: Document) -> str:

@@ -30,6 +30,8 @@ def screen(overview: Document) -> RenderableType:
         parts += ["", Text("No jobs.")]
     for meeting in overview["meetings"]:
         parts += ["", *_titled("job ", meeting["job"], [Sentence(sentences.of_meeting(meeting))])]
+    for text in sentences.more_meetings(overview):
+        parts += ["", Text(text)]
     parts += _listed("Ended", sentences.ended(overview)[:LINES_SHOWN])
     recovered = [sentences.of_recovery(one) for one in overview["recoveries"][:LINES_SHOWN]]
     parts += _listed("Recoveries of the last hour", recovered)

@@ -18,6 +18,9 @@ from jax_passing.switch.jobs.waits import whom_it_awaits
 from jax_passing.switch.meetings.meetings import Meeting
 
 JOBS_MAX = 256
+MEETINGS_MAX = 64  # strangers may hold any number of them
+WAITING_MAX = 16  # hosts of a meeting
+WHY_CHARACTERS_MAX = 1000
 RECOVERIES_MAX = 128
 EVENTS_CHARACTERS_MAX = 512 * 1024  # of an answer, which is a line of the control connection
 
@@ -130,8 +133,20 @@ def _member(epoch: Epoch, member: Member) -> Document:
 
 def of_meeting(meeting: Meeting, now: float) -> Document:
     """Describes who waits to meet, and why."""
-    who = [{"rank": one.rank, "address": one.connection.host, "for_s": now - one.since} for one in meeting.waiting]
-    return {"job": meeting.job, "waiting": who, "why": meeting.why_not()}
+    waiting = meeting.waiting
+    who = [
+        {"rank": one.rank, "address": one.connection.host, "for_s": now - one.since} for one in waiting[:WAITING_MAX]
+    ]
+    why = meeting.why_not()[:WHY_CHARACTERS_MAX]
+    return {"job": meeting.job, "waiting": who, "more": len(waiting) - len(who), "why": why}
+
+
+def of_meetings(meetings: Iterable[Meeting], now: float) -> Document:
+    """Describes the meetings whose hosts wait, those first that began first: hosts that run a job are in its meeting
+    all the time."""
+    waiting = [meeting for meeting in meetings if meeting.waiting]
+    shown = waiting[:MEETINGS_MAX]
+    return {"meetings": [of_meeting(one, now) for one in shown], "more_meetings": len(waiting) - len(shown)}
 
 
 def of_drain(drain: Drain, now: float) -> Document | None:
@@ -205,4 +220,5 @@ def of_job(document: Document, job: str) -> Document:
         return [part for part in parts if job_names.base(part["job"]) == job]
 
     lists = {part: ours(document[part]) for part in ("jobs", "meetings", "ended", "recoveries", "refusals")}
-    return {**document, **lists, "packets": None, "counts": None, "refused_for": None, "recovered": None}
+    of_others = {"packets": None, "counts": None, "refused_for": None, "recovered": None, "more_meetings": 0}
+    return {**document, **lists, **of_others}

@@ -28,7 +28,8 @@ from jax_passing.switch.status.report import Report
 log = logging.getLogger("jax_passing.switch")
 
 JOBS_MAX = 64
-RANKS_MAX = 2048  # of all of them
+RANKS_MAX = 2048  # of all of them, with those that are absent
+CHARACTERS_MAX = 1000  # of a text that names ranks
 
 _HEADERS = (
     "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -96,7 +97,7 @@ class PageServer:
 
 def _bounded(document: Document) -> tuple[Document, Document]:
     """Leaves as many jobs and ranks as somebody looks at, and strangers may make any number of them. Jobs that have run
-    longest come first. Returns how much is left out, too."""
+    longest come first, and ranks that are here before those that any job lacks. Returns how much is left out, too."""
     jobs = sorted(document["jobs"], key=lambda job: (job["state"] != "running", -job["for_s"]))
     room = RANKS_MAX
     shown = []
@@ -104,16 +105,37 @@ def _bounded(document: Document) -> tuple[Document, Document]:
         after = list(itertools.accumulate(len(member["ranks"]) for member in job["members"]))
         members = job["members"][: bisect.bisect_right(after, room)]
         room -= after[len(members) - 1] if members else 0
-        shown.append({**job, "members": members})
-    ranks = sum(len(member["ranks"]) for job in jobs for member in job["members"]) - (RANKS_MAX - room)
-    return {**document, "jobs": shown}, {"jobs": len(jobs) - len(shown), "ranks": ranks}
+        shown.append(_with(job, members))
+    for job in shown:
+        job["absent"] = job["absent"][:room]
+        room -= len(job["absent"])
+    ranks = sum(len(job["absent"]) + sum(len(member["ranks"]) for member in job["members"]) for job in jobs)
+    return {**document, "jobs": shown}, {"jobs": len(jobs) - len(shown), "ranks": ranks - (RANKS_MAX - room)}
+
+
+def _with(job: Document, members: list[Document]) -> Document:
+    """Leaves only these members of a job."""
+    here = {rank for member in members for rank in member["ranks"]}
+    oldest = job["oldest"]
+    if oldest is not None:
+        missing = [rank for rank in oldest["missing"] if rank in here]
+        oldest = {**oldest, "missing": missing, "waits_for": _cut(oldest["waits_for"])}
+    left = [rank for rank in job["left"] if rank in here]
+    return {**job, "members": members, "left": left, "oldest": oldest, "awaits": _cut(job["awaits"])}
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= CHARACTERS_MAX else f"{text[:CHARACTERS_MAX]}..."
 
 
 def _sentences(seen: Document) -> Document:
     return {
         "switch": [sentence for switch in seen["switches"] for sentence in sentences.of_switch(switch)],
         "jobs": [sentences.of_job(job) for job in seen["jobs"]],
-        "meetings": [f"job {meeting['job']}: {sentences.of_meeting(meeting)}" for meeting in seen["meetings"]],
+        "meetings": [
+            *(f"job {meeting['job']}: {sentences.of_meeting(meeting)}" for meeting in seen["meetings"]),
+            *sentences.more_meetings(seen),
+        ],
         "recoveries": [sentences.of_recovery(recovery) for recovery in seen["recoveries"]],
         "refusals": [sentences.of_refusal(refusal) for refusal in seen["refusals"]],
         "ended": sentences.ended(seen),

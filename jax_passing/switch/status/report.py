@@ -24,7 +24,7 @@ from jax_passing.switch.status.document import (
     of_epoch,
     of_job,
     of_journals,
-    of_meeting,
+    of_meetings,
 )
 
 log = logging.getLogger("jax_passing.switch")
@@ -129,7 +129,7 @@ class Report:
                 "trouble": self._trouble(),
             },
             "jobs": [of_epoch(epoch, self._recent, now) for epoch in epochs[:JOBS_MAX]],
-            "meetings": [of_meeting(one, now) for one in self._meetings.by_job.values() if one.waiting],
+            **of_meetings(self._meetings.by_job.values(), now),
             **of_chronicle(self._jobs.chronicle, now),
             "packets": self._packets(),
             "counts": dict(self._counts()),

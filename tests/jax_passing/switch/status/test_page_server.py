@@ -170,7 +170,8 @@ async def test_texts_of_strangers_move_nothing(switch):
 def test_no_more_is_shown_than_somebody_looks_at():
     def job(name, state, for_s, *sizes):
         members = [{"ranks": list(range(size))} for size in sizes]
-        return {"job": name, "state": state, "for_s": for_s, "members": members}
+        about = {"absent": [], "left": [], "oldest": None, "awaits": ""}
+        return {"job": name, "state": state, "for_s": for_s, "members": members, **about}
 
     forming = [job(f"forming {number}", "forming", 9.0, 1) for number in range(page_server.JOBS_MAX + 2)]
     jobs = [*forming, job("old", "running", 8.0, 1024, 1000), job("older", "running", 9.0, 20, 5, 1)]
@@ -180,6 +181,27 @@ def test_no_more_is_shown_than_somebody_looks_at():
     assert [len(each["members"]) for each in shown["jobs"][:2]] == [3, 1]
     assert len(shown["jobs"]) == page_server.JOBS_MAX
     assert left_out == {"jobs": 4, "ranks": 1000 + 4}
+
+
+def lacking(name, state):
+    """A job of which two ranks are here, and all others are absent."""
+    hosts = [{"ranks": [rank]} for rank in (0, 1)]
+    oldest = {"missing": [1, 9], "waits_for": "rank " * 9999}
+    about = {"left": [0, 5], "oldest": oldest, "awaits": "rank " * 9999, "absent": list(range(2, 1024))}
+    return {"job": name, "state": state, "for_s": 1.0, "members": hosts, **about}
+
+
+def test_ranks_that_are_absent_count_as_well():
+    jobs = [lacking(f"job {number}", "forming") for number in range(page_server.JOBS_MAX)]
+    shown, left_out = page_server._bounded({"jobs": jobs})
+    assert [len(job["members"]) for job in shown["jobs"]] == [2] * page_server.JOBS_MAX
+    absent = sum(len(job["absent"]) for job in shown["jobs"])
+    assert absent + 2 * page_server.JOBS_MAX == page_server.RANKS_MAX
+    assert left_out == {"jobs": 0, "ranks": 1024 * page_server.JOBS_MAX - page_server.RANKS_MAX}
+    for job in shown["jobs"]:
+        assert (job["left"], job["oldest"]["missing"]) == ([0], [1])
+        assert len(job["awaits"]) + len(job["oldest"]["waits_for"]) < 2100
+    assert len(jobs[0]["absent"]) == 1022  # the status still has them
 
 
 @scenario()

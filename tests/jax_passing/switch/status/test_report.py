@@ -3,8 +3,11 @@
 import asyncio
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import sentences
+from jax_passing.protocol.overview import overview
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
-from support.switch.control import scenario
+from jax_passing.switch.status import document as status_document
+from support.switch.control import scenario, until
 from support.switch.control_trees import in_tree, job
 from support.switch.seats import seat
 
@@ -119,6 +122,29 @@ async def test_hosts_that_wait_to_meet_are_told_of(switch):
     (meeting,) = (await asked(switch))["meetings"]
     assert (meeting["job"], [one["rank"] for one in meeting["waiting"]]) == ("a", [1])
     assert "it needs 2 hosts" in meeting["why"]
+
+
+def test_no_more_meetings_are_told_of_than_somebody_looks_at(monkeypatch):
+    monkeypatch.setattr(status_document, "MEETINGS_MAX", 2)
+    monkeypatch.setattr(status_document, "WAITING_MAX", 3)
+
+    @scenario()
+    async def crowd(switch):
+        for rank in range(5):
+            await seat(switch, rank, 8, 8)
+        await until(lambda: "a" in switch.plane.meetings.by_job)
+        for number in range(4):
+            await seat(switch, 0, 8, 8, job=f"job {number}")
+        await until(lambda: sum(len(one.waiting) for one in switch.plane.meetings.by_job.values()) == 9)
+        told = await asked(switch)
+        first, second = told["meetings"]
+        assert (first["job"], len(first["waiting"]), first["more"]) == ("a", 3, 2)
+        assert (len(second["waiting"]), second["more"]) == (1, 0)
+        assert ", and 2 more. Here are" in sentences.of_meeting(first)
+        assert sentences.more_meetings(overview({"s:1": told})) == ["And in 3 more jobs hosts wait to meet."]
+        assert status_document.of_job(told, "a")["more_meetings"] == 0
+
+    crowd()
 
 
 @in_tree(racks=2)
