@@ -93,7 +93,7 @@ class ByPart:
 
     def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
         """Returns the results of a jaxpr, in any of the forms."""
-        known: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
+        known: dict[Any, Any] = dict(zip(jaxpr.constvars, map(jnp.asarray, constants), strict=True))  # some are numpy's
         known |= dict(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Any:
@@ -144,6 +144,8 @@ class ByPart:
         if not isinstance(value, Partial):
             return value
         if value.known is None:
+            if all(each is not value for each in self._waiting):  # as a sum has taken its place, but it is used itself
+                self._waiting.append(value)
             self._settle()
         return value.known
 
@@ -225,14 +227,14 @@ class ByPart:
         for value, atom in zip(operands, eqn.invars, strict=True):
             if isinstance(value, Dealt) and atom.aval.shape != shape:
                 raise self._refused(eqn, operands)
-            if isinstance(value, jax.Array) and value.size == 1:
-                value = Uniform(value.reshape(()))
-            elif isinstance(value, jax.Array):  # dimensions of one element are as long as those of the others
-                value = jnp.broadcast_to(value, shape)
+            if not isinstance(value, Dealt | Uniform):
+                # Dimensions of one element are as long as those of the others.
+                value = Uniform(value.reshape(())) if value.size == 1 else jnp.broadcast_to(value, shape)
             if isinstance(value, Uniform):
                 given.append(varying(jnp.full((length,), value.element), self.dealer.axes))
             else:
                 given.append(self.part(value, atom.aval))
+        assert all(each.shape == (length,) for each in given), (eqn, [each.shape for each in given])
         return [Dealt(each, name) for each in _bind(eqn, given)]
 
     def _number_of(self, eqn: Any, operands: list[Any]) -> Any:
