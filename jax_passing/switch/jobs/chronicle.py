@@ -134,7 +134,7 @@ class Chronicle:
         if was is not EpochState.RUNNING:
             log.debug("%s ended before it began: %s", epoch, event.value)
             return
-        now = self._outside.now()
+        epoch.job.ran_until = now = self._outside.now()
         self._note("ended", epoch.job.name, why or event.value, epoch=epoch.number)
         ran_s = now - epoch.since
         log.info("%s ended after %.1f s: %s", epoch, ran_s, event.value)

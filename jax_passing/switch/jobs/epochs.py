@@ -222,4 +222,5 @@ class Job:
     epoch: Epoch | None = None  # the one that forms or runs
     lost: set[str] = field(default_factory=set)  # instances of the hosts whose loss ended the last epoch
     began: set[str] = field(default_factory=set)  # instances of the hosts of the epoch that has begun last
+    ran_until: float = float("-inf")  # when its last epoch here ended that had begun
     held: dict[int, int] = field(default_factory=dict)  # meetings (switch/meetings): their hosts, by their numbers

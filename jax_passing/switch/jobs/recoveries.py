@@ -52,7 +52,7 @@ class Recoveries:
     """Notes failures and recoveries of all jobs, as they happen.
 
     Attributes:
-      counted: how many there were, by the kind of error.
+      counted: how many there were that this switch has seen itself, by the kind of error.
       stood_s: how long all of them took together, by the kind.
       classes: how many were in each class of STOOD_S, or above them all, by the kind and the class.
     """
@@ -95,10 +95,11 @@ class Recoveries:
         if interruption is None or now - interruption.at > KEPT_S:
             return None
         recovery = Recovery(now, job, interruption, epoch.number, now - interruption.since)
-        kind = interruption.kind
-        self.counted[kind] += 1
-        self.stood_s[kind] += recovery.stood_s
-        self.classes[kind, sum(recovery.stood_s > end for end in STOOD_S)] += 1
+        if interruption.epoch is not None:
+            kind = interruption.kind
+            self.counted[kind] += 1
+            self.stood_s[kind] += recovery.stood_s
+            self.classes[kind, sum(recovery.stood_s > end for end in STOOD_S)] += 1
         of_job = self._by_job.get(job) or deque(maxlen=REMEMBERED)
         of_job.append(recovery)
         put_last(self._by_job, job, of_job)

@@ -307,7 +307,8 @@ class Meeting:
         survivors = min(len(parties.survivors), len(chosen))
         dark = tuple(sorted({switch for seat in chosen for switch in seat.asked.dark}))
         step = min((seat.asked.step or 0 for seat in chosen[:survivors]), default=None)
-        if (interruption := interruption_of(parties.survivors)) is not None:
+        ran_until = float("-inf") if job is None else job.ran_until
+        if (interruption := interruption_of(parties.survivors, ran_until)) is not None:
             self._jobs.chronicle.recoveries.heard(self.job, interruption)
         self._met = {seat.instance for seat in chosen}
         self._is_incomplete = False

@@ -130,6 +130,14 @@ def test_hosts_that_ran_elsewhere_since_know_better(noted, clock):
     assert [one.interruption for one in noted.last(9)] == [later]
 
 
+def test_what_hosts_say_is_told_and_not_counted(noted, clock):
+    noted.failed(epoch("a", 1), LOST)
+    said = dataclasses.replace(noted.last(1)[0].interruption, epoch=None)
+    noted.heard("b", said)
+    assert noted.started(epoch("b", 1)) in noted.last(9)
+    assert (noted.counted, noted.classes, noted.stood_s) == ({}, {}, {})
+
+
 def test_kinds_of_errors_arent_made_up(noted, clock):
     noted.failed(epoch("a", 1), LOST)
     (known,) = noted.last(1)
