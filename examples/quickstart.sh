@@ -1,5 +1,5 @@
 #!/bin/bash
-# From a fresh Debian 12 to a model trained on two hosts: installs what is missing, builds, trains. About two minutes.
+# From a fresh Debian 12 to a model trained on two hosts: installs what is missing, builds, trains. Two to five minutes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -39,7 +39,7 @@ def diagnosed(files: Sequence[Path]) -> "Diagnosis":
 
     found = [each for file in files for each in (sorted(file.glob("record-*.json")) if file.is_dir() else [file])]
     if not found:
-        raise ConfigError(f"There is no flight record in {', '.join(map(str, files))}.")
+        raise ConfigError(f"There is no flight record in {', '.join(repr(str(file)) for file in files)}.")
     with records_of_this_version():
         diagnosis = diagnose([read(file) for file in found])
     if diagnosis is None:

@@ -87,6 +87,7 @@ async def _run(
         if switch is None:
             child, switch = await start_switch(output, machines)
             children.append(child)
+            output.line(child.tag, f"listens at {switch} (`jax-passing status {switch}` shows who is late)")
         noun = "host" if restarts else "rank"
         run = Run(arguments, machines, hosts, devices, switch, job, for_jax, noun, coordinator.variables, console)
         ranks: list[Child] = []

@@ -106,7 +106,12 @@ def _show(look: Any, *, as_json: bool, watch: bool) -> dict[str, Any]:
             sys.stdout.flush()
             time.sleep(WATCH_S)
             seen = look()
-    with Live(screen(seen), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    while not console.is_terminal:  # there `Live` shows nothing before it ends
+        console.print(screen(seen))
+        sys.stdout.flush()
+        time.sleep(WATCH_S)
+        seen = look()
+    with Live(screen(seen), console=console, screen=True, auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_S)
             live.update(screen(look()), refresh=True)

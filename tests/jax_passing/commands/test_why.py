@@ -20,7 +20,7 @@ def test_sentences_and_json(run, tmp_path):
 
 
 def test_what_is_no_use_is_said(run, tmp_path):
-    assert run("why", tmp_path) == (f"jax-passing: There is no flight record in {tmp_path}.", "")
+    assert run("why", tmp_path) == (f"jax-passing: There is no flight record in {str(tmp_path)!r}.", "")
     code, _ = run("why", files.write(switch([]), "switch", tmp_path))
     assert code.startswith("jax-passing: None of these records is of a host")
 
