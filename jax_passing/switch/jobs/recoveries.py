@@ -1,7 +1,5 @@
 """The switch remembers how jobs have recovered: a failure ended an epoch, and then another one began."""
 
-import heapq
-import itertools
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from typing import TypeVar
@@ -55,6 +53,8 @@ class Recoveries:
       counted: how many there were that this switch has seen itself, by the kind of error.
       stood_s: how long all of them took together, by the kind.
       classes: how many were in each class of STOOD_S, or above them all, by the kind and the class.
+      forgotten: how many jobs had no room here. Those that have run longest keep theirs: strangers can let as many jobs
+        fail as they like, but each of them has to run as long.
     """
 
     def __init__(self, data_plane: DataPlane, outside: Outside):
@@ -64,6 +64,8 @@ class Recoveries:
         self.counted: Counter[str] = Counter()
         self.stood_s: defaultdict[str, float] = defaultdict(float)
         self.classes: Counter[tuple[str, int]] = Counter()
+        self.forgotten = 0
+        self._ran_s: dict[str, float] = {}  # how long epochs ran that failed here, by the job
 
     def failed(self, epoch: Epoch, failed: messages.Failed) -> Interruption:
         """Is called while the epoch still has its members, and the data plane its counters."""
@@ -72,7 +74,9 @@ class Recoveries:
         ranks, why = tuple(sorted(failed.ranks)), failed.message[: messages.REASON_MAX]
         since = now - self._stood_still_s(epoch)
         interruption = Interruption(now, since, epoch.number, failed.kind, culprit, ranks, why)
-        put_last(self._failed, epoch.job.name, interruption)
+        job = epoch.job.name
+        self._ran_s[job] = self._ran_s.get(job, 0.0) + now - epoch.since
+        self._put(self._failed, job, interruption)
         return interruption
 
     def heard(self, job: str, interruption: Interruption) -> None:
@@ -82,7 +86,7 @@ class Recoveries:
             return
         own = self._failed.get(job)
         if own is None or interruption.at > own.at + HEARD_S:
-            put_last(self._failed, job, interruption)
+            self._put(self._failed, job, interruption)
 
     def _stood_still_s(self, epoch: Epoch) -> float:
         counts = counts_of(self._data_plane, epoch.job.number)
@@ -102,17 +106,37 @@ class Recoveries:
             self.classes[kind, sum(recovery.stood_s > end for end in STOOD_S)] += 1
         of_job = self._by_job.get(job) or deque(maxlen=REMEMBERED)
         of_job.append(recovery)
-        put_last(self._by_job, job, of_job)
+        self._put(self._by_job, job, of_job)
         return recovery
 
+    def _put(self, by_job: dict[str, _T], job: str, value: _T) -> None:
+        """Remembers something of a job, and forgets what is too old; and if there are too many, of the others the one
+        that ran least, or of several such jobs the first."""
+        by_job.pop(job, None)
+        by_job[job] = value
+        since = self._outside.now() - KEPT_S
+        for old in [job for job, one in self._failed.items() if one.at < since]:
+            del self._failed[old]
+        for old in [job for job, several in self._by_job.items() if several[-1].at < since]:
+            del self._by_job[old]
+        if len(by_job) > JOBS_MAX:
+            del by_job[min((other for other in by_job if other != job), key=self._ran)]
+            self.forgotten += 1
+        known = self._failed.keys() | self._by_job.keys()
+        self._ran_s = {job: ran_s for job, ran_s in self._ran_s.items() if job in known}
+
+    def _ran(self, job: str) -> float:
+        return self._ran_s.get(job, 0.0)
+
     def last(self, most: int) -> list[Recovery]:
-        """Returns those of the last hour, the last first, with those that are awaited still."""
+        """Returns those of the last hour, the last first, with those that are awaited still. If there are too many, the
+        last ones of each job count more than earlier ones, and jobs that have run longest come before others."""
         now = self._outside.now()
-        awaited = [Recovery(each.at, job, each, None, now - each.since) for job, each in self._failed.items()]
-        awaited.sort(key=lambda one: -one.at)
-        # Those of each job are in order already.
-        in_order = heapq.merge(awaited, *map(reversed, self._by_job.values()), key=lambda one: -one.at)
-        return list(itertools.islice(itertools.takewhile(lambda one: now - one.at <= KEPT_S, in_order), most))
+        ranked = [(0, Recovery(each.at, job, each, None, now - each.since)) for job, each in self._failed.items()]
+        ranked += [each for several in self._by_job.values() for each in enumerate(reversed(several))]
+        recent = [(index, one) for index, one in ranked if now - one.at <= KEPT_S]
+        recent.sort(key=lambda each: (each[0], -self._ran(each[1].job)))
+        return sorted((one for _, one in recent[:most]), key=lambda one: -one.at)
 
 
 def put_last(by_job: dict[str, _T], job: str, value: _T) -> None:

@@ -14,7 +14,6 @@ from jax_passing.switch.jobs.recoveries import STOOD_S
 
 JOBS_MAX = 64  # with a label of their own, `job_name`, as Prometheus has a `job`; the others are one together
 RANKS_MAX = 512  # of all jobs; those of a job that has no room are one together
-FAILURES_MAX = 64
 OTHERS = "(others)"
 STATES = ("forming", "preparing", "running")
 _NO_EVENTS = dict.fromkeys(("epochs_started", "epochs_failed", "messages_malformed", "log_lines_dropped"), 0)
@@ -55,7 +54,7 @@ def _of_recoveries(document: Document) -> Iterator[Metric]:
     text = "How long jobs stood from a failure until they ran again."
     yield _MAKE.histogram("recovery_seconds", text, ("error",), STOOD_S, classes)
     last: dict[tuple[str, ...], float] = {}  # without culprits: hosts choose names, so there would be ever more
-    for one in document["recoveries"][:FAILURES_MAX]:
+    for one in document["recoveries"]:
         last.setdefault((one["job"], one["kind"]), one["stood_s"])
     text = "How long a job stood by its last failure of this kind, in the last hour."
     yield _MAKE.gauge("job_stood_seconds", text, ("job_name", "error"), last.items())

@@ -132,7 +132,7 @@ class Report:
             **of_meetings(self._meetings.by_job.values(), now),
             **of_chronicle(self._jobs.chronicle, now),
             "packets": self._packets(),
-            "counts": dict(self._counts()),
+            "counts": {**self._counts(), "recoveries_forgotten": self._jobs.chronicle.recoveries.forgotten},
         }
 
     def _trouble(self) -> str:

@@ -30,8 +30,9 @@ class Plane:
         return JobCounts(1, 1, 1, self.oldest, (WorkerCounts(),))
 
 
-def epoch(job, number):
-    return SimpleNamespace(job=SimpleNamespace(name=job, number=1), number=number, where=lambda ranks: "rank 1 (node)")
+def epoch(job, number, since=1000.0):
+    about = {"number": number, "since": since, "where": lambda ranks: "rank 1 (node)"}
+    return SimpleNamespace(job=SimpleNamespace(name=job, number=1), **about)
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def noted(plane, clock):
 
 
 def recover(noted, clock, job="a", number=1, seconds=0.5, failed=LOST):
-    noted.failed(epoch(job, number), failed)
+    noted.failed(epoch(job, number, 1000.0 if job in ("a", "runs") else clock.time - 1.0), failed)
     clock.time += seconds
     return noted.started(epoch(job, number + 1))
 
@@ -116,8 +117,28 @@ def test_memory_is_bounded_and_a_job_takes_nothing_of_others(noted, clock):
     for number in range(JOBS_MAX):
         recover(noted, clock, f"job {number}")
         noted.failed(epoch(f"failed {number}", 1), LOST)
-    assert len(noted.last(10_000)) == 2 * JOBS_MAX
+    assert len(noted.last(10_000)) == 2 * JOBS_MAX + REMEMBERED - 1  # which the noisy one keeps: it ran long
     assert len(noted.last(5)) == 5
+
+
+def test_jobs_of_strangers_displace_none_that_ran_longer(noted, clock):
+    clock.time += 60.0
+    noted.failed(epoch("waits", 1), LOST)
+    recover(noted, clock, "runs")
+    for number in range(3 * JOBS_MAX):
+        for _ in range(2):
+            recover(noted, clock, f"stranger {number}", seconds=0.01)
+        noted.failed(epoch(f"stranger {number}", 3, clock.time - 1.0), LOST)
+    assert noted.forgotten == 2 * (2 * JOBS_MAX + 1)
+    shown = noted.last(2 * JOBS_MAX)
+    assert len(shown) == 2 * JOBS_MAX
+    assert {"waits", "runs"} < {one.job for one in shown}
+    assert {one.job for one in noted.last(2)} == {"waits", "runs"}
+    assert noted.started(epoch("waits", 2)).interruption.epoch == 1
+    clock.time += KEPT_S + 1  # what is too old displaces nobody
+    recover(noted, clock, "late", failed=LOST)
+    assert [one.job for one in noted.last(9)] == ["late"]
+    assert len(noted._ran_s) == 1
 
 
 def test_hosts_that_ran_elsewhere_since_know_better(noted, clock):
