@@ -11,6 +11,7 @@ from jax.interpreters import partial_eval
 from jax.sharding import Mesh
 
 from jax_passing.collective.all_gather import psum_scatter
+from jax_passing.collective.known_equal import known_to_vary
 from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
@@ -71,13 +72,14 @@ def sharded(
       axis_name: as for `psum`.
       mesh: that of the step, if `init` is called outside of the axis.
 
-    Returns: A transformation whose `update` takes each device's own gradients, within the axis. Its state has a `Part`
-      for each array that is dealt, and lies as `part_specs` says.
+    Returns: A transformation whose `update` takes each device's own gradients, within the axis, and extra arguments
+      that are the same on all devices: the mean of the losses, as `value` of `polyak_sgd`. Its state has a `Part` for
+      each array that is dealt, and lies as `part_specs` says.
 
     Raises:
       ConfigError: in `init`, outside of the axis without a mesh; in `update`, `inner` can't be sharded, the state is
-        another one's, or `optax.MultiSteps` is around this under `check_vma=True`; as `psum_scatter`, in elastic
-        sessions outside of `jax_passing.fixed_size`.
+        another one's, gradients are parts, or, under `check_vma=True`, an extra argument varies over the axis or
+        `optax.MultiSteps` is around this; as `psum_scatter`, in elastic sessions outside of `jax_passing.fixed_size`.
       UsageError, UnvaryingInputError, NameError: as `psum_scatter` does.
     """
     inner = optax.with_extra_args_support(inner)
@@ -98,6 +100,7 @@ def sharded(
     def update(gradients: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         by_part = ByPart(Dealer(axis_name, "sharded"), shapes_of(gradients))
         _check_parts((state, params), by_part)
+        _check_arguments(gradients, extra, by_part.dealer)
         traced = _Traced(
             lambda gradients, state, params, extra: inner.update(gradients, state, params, **extra),
             gradients, state, params, extra,
@@ -107,7 +110,7 @@ def sharded(
             *means,
             *(_given(leaf, "the state" + path, by_part) for leaf, path in _with_paths(state)),
             *(_given(leaf, "the parameter" + path, by_part) for leaf, path in _with_paths(params)),
-            *jax.tree.leaves(extra),
+            *(_given(leaf, "the argument" + path, by_part) for leaf, path in _with_paths(extra)),
         ]
         results = traced.results(by_part, arguments)
         count = len(jax.tree.leaves(traced.shapes[0]))
@@ -227,4 +230,21 @@ def _check_parts(trees: Any, by_part: ByPart) -> None:
                 f"here, and one of {by_part.dealer.count} parts has {expected}. Say where parts lie by part_specs, in "
                 "in_specs of shard_map; and deal a state that was made for another number of devices anew: gather it "
                 "before it is saved, and deal it when it has been restored (docs/train/sharded.md)."
+            )
+
+
+def _check_arguments(gradients: Any, extra: Any, dealer: Dealer) -> None:
+    """Raises ConfigError if gradients are parts, or types show that devices give other extra arguments."""
+    for leaf, path in _with_paths(gradients):
+        if is_part(leaf):
+            raise ConfigError(
+                f"sharded: the gradient{path} is a Part, as those with respect to the parts are. sharded takes each "
+                "device's own gradients, of whole arrays: gather the parts outside of the loss, params = "
+                f"gather(parts, {dealer.axis_name!r}), and give update the gradients with respect to these params."
+            )
+    for leaf, path in _with_paths(extra):
+        if known_to_vary(leaf, dealer.axis_name):
+            raise ConfigError(
+                f"sharded: the argument{path} of update varies from device to device, and each would update its part "
+                f"by a value of its own. Give the mean: jax_passing.pmean(value, {dealer.axis_name!r})."
             )

@@ -7,6 +7,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import jax_passing
 from jax_passing.errors import ConfigError, UnvaryingInputError
 from jax_passing.optax import Part, all_reduce, deal, gather, part_specs, sharded
 from support.jax.on_mesh import bits
@@ -203,3 +204,39 @@ def test_it_says_what_is_wrong():
                 mesh=ours.mesh, in_specs=(P(), part_specs(ours.state, "d")), out_specs=P(),
             ), params, ours.state,
         )  # fmt: skip
+
+
+def test_gradients_of_parts_are_refused(check_vma):
+    params = {"weight": jnp.ones(12)}
+    ours = Sharded(optax.sgd(0.1), DEVICES, params)
+    parts = deal(params, "d", ours.mesh)
+
+    def step(parts, state):
+        gradients = jax.grad(lambda parts: jnp.sum(gather(parts, "d")["weight"] ** 2))(parts)
+        return ours.optimizer.update(gradients, state, parts)[1]
+
+    specs = part_specs(parts, "d"), part_specs(ours.state, "d")
+    mapped = jax.shard_map(step, mesh=ours.mesh, in_specs=specs, out_specs=specs[1], check_vma=check_vma)
+    with pytest.raises(ConfigError, match="gather the parts outside of the loss"):
+        jax.eval_shape(mapped, parts, ours.state)
+
+
+def test_extra_arguments_are_the_same_on_all_devices():
+    ours, rows = Sharded(optax.polyak_sgd(1.0), DEVICES, FLOATS), exact_gradients(0, range(DEVICES), FLOATS)
+
+    def updates(value_of, losses):
+        mapped = jax.shard_map(
+            lambda rows, losses: ours.optimizer.update(
+                jax.tree.map(lambda row: row[0], rows), ours.state, FLOATS, value=value_of(losses[0])
+            )[0],
+            mesh=ours.mesh, in_specs=(P("d"), P("d")), out_specs=P(),
+        )  # fmt: skip
+        return jax.jit(mapped)(rows, losses)
+
+    losses = jnp.arange(1, 1.0 + DEVICES)
+    with pytest.raises(ConfigError, match=r"the argument\['value'\] of update varies.*pmean"):
+        updates(lambda loss: loss, losses)
+    inner, mean = optax.polyak_sgd(1.0), exact_mean(0, DEVICES, FLOATS)
+    expected, _ = inner.update(mean, inner.init(FLOATS), FLOATS, value=jnp.mean(losses))
+    for value_of in (lambda loss: jax_passing.pmean(loss, "d"), lambda _: 2.5):
+        assert difference(updates(value_of, losses), expected) < 2.0**-18 * max(1, largest(expected))
