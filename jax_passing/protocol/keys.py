@@ -27,7 +27,7 @@ log = logging.getLogger("jax_passing")
 KEY_BYTES = 32
 CHECK_KEY_BYTES = MASK_KEY_BYTES = NONCE_BYTES = 16
 SWITCH, JOB, HOSTS = "switch", "job", "hosts"  # the kinds of key files
-_OWNERS = {SWITCH: ("a switch", "a switch's"), JOB: ("a job", "a job's"), HOSTS: ("hosts", "hosts' own")}
+_KINDS = {SWITCH: "a switch key", JOB: "a job key", HOSTS: "a hosts' key"}
 _HOW_TO_GET = {
     SWITCH: "A switch has a key of its own, which `jax-passing key` makes",
     JOB: "Hosts have the key of their job: `jax-passing key --switch-key FILE --job NAME` prints it",
@@ -128,8 +128,7 @@ def read_key(path: Path | None, kind: str) -> bytes | None:
     found, key = read_any_key(path)
     if found != kind:
         raise ConfigError(
-            f"{path} has the key of {_OWNERS[found][0]}, and {_OWNERS[kind][1]} is wanted. {_HOW_TO_GET[kind]} "
-            "(docs/operate/switches.md)."
+            f"{path} has {_KINDS[found]}, but {_KINDS[kind]} is needed. {_HOW_TO_GET[kind]} (docs/operate/switches.md)."
         )
     return key
 

@@ -16,7 +16,7 @@ def test_a_key_file(tmp_path):
     (file := tmp_path / "switch.key").write_text(keys.key_line(keys.SWITCH, key))
     file.chmod(0o600)
     assert keys.read_key(file, keys.SWITCH) == key
-    with pytest.raises(ConfigError, match=r"has the key of a switch, and a job's is wanted\. Hosts have the key of"):
+    with pytest.raises(ConfigError, match=r"has a switch key, but a job key is needed\. Hosts have the key of"):
         keys.read_key(file, keys.JOB)
 
 

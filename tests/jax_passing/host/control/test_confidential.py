@@ -107,8 +107,8 @@ def test_a_program_that_wants_confidential_sums_gets_no_others():
 
 def test_a_key_is_for_its_owner_alone(tmp_path):
     of_hosts = write_key(tmp_path / "hosts.key", keys.HOSTS, OURS)
-    with pytest.raises(ConfigError, match="the key of hosts, and a switch's is wanted"):
+    with pytest.raises(ConfigError, match="has a hosts' key, but a switch key is needed"):
         keys.read_key(of_hosts, keys.SWITCH)
     of_job = write_key(tmp_path / "job.key", keys.JOB, OURS)
-    with pytest.raises(ConfigError, match="the key of a job, and hosts' own is wanted"):
+    with pytest.raises(ConfigError, match="has a job key, but a hosts' key is needed"):
         keys.read_key(of_job, keys.HOSTS)
