@@ -147,12 +147,7 @@ class Pipeline:
         """
         _check_outside(params, batch)
         with no_mesh():
-            self._check_session()
-            leaves = self.plan.leaves_of_params(params)
-            self._homes.check_placed(leaves)
-            batches = self._batches.by_stage(batch, self._runners)
-            held = [self._homes.held_by(runner, leaves) for runner in self._runners]
-            step = Step(self._runners, held, batches, self.schedule, is_training=False)
+            step, _ = self._begin(params, batch, is_training=False)
             for task in self._tasks:
                 if task.kind is Kind.FORWARD:
                     step.do(task)
@@ -172,15 +167,19 @@ class Pipeline:
         return found
 
     def _value_and_grad(self, params: Any, batch: Any) -> tuple[Any, Any]:
+        step, leaves = self._begin(params, batch, is_training=True)
+        for task in self._tasks:
+            step.do(task)
+        return self._awaited((self._result(step), self._homes.gradients(step.sums, leaves)))
+
+    def _begin(self, params: Any, batch: Any, *, is_training: bool) -> tuple[Step, list[Any]]:
+        """Returns a step of which no task is done yet, and the leaves of the parameters."""
         self._check_session()
         leaves = self.plan.leaves_of_params(params)
         self._homes.check_placed(leaves)
         batches = self._batches.by_stage(batch, self._runners)
         held = [self._homes.held_by(runner, leaves) for runner in self._runners]
-        step = Step(self._runners, held, batches, self.schedule)
-        for task in self._tasks:
-            step.do(task)
-        return self._awaited((self._result(step), self._homes.gradients(step.sums, leaves)))
+        return Step(self._runners, held, batches, self.schedule, is_training=is_training), leaves
 
     def _check_session(self) -> None:
         """Checks the session again, which may have been opened or closed since `pipeline` looked at it."""

@@ -70,7 +70,7 @@ class Runner:
         ]
 
     def forward(
-        self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any], number: Any, keeps: bool = True
+        self, held: Sequence[Any], carried: Sequence[Any], batch: Sequence[Any], number: Any, *, keeps: bool
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """Returns the arrays carried on, the outputs, and the arrays kept, of microbatch `number`.
 

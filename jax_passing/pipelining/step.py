@@ -25,7 +25,8 @@ class Step:
         held: Sequence[Any],
         batches: Sequence[Any],
         schedule: Schedule,
-        is_training: bool = True,
+        *,
+        is_training: bool,
     ) -> None:
         """`held`, `batches`: by stage, the pieces of parameters, and the leaves of the batch. `is_training`: whether
         there are backward passes, for which forward ones keep arrays."""
@@ -37,9 +38,8 @@ class Step:
         self.outputs: list[list[Any]] = [[None] * schedule.microbatches for _ in runners]
         self._carried: dict[tuple[int, int], Any] = {}  # by stage that takes the arrays, and microbatch
         self._known: dict[tuple[int, int], dict[int, Any]] = {}  # by stage and microbatch, values of its backward pass
-        self._missing = [schedule.microbatches] * len(
-            runners
-        )  # by stage, microbatches whose gradients aren't added yet
+        # By stage, microbatches whose gradients aren't added yet.
+        self._missing = [schedule.microbatches] * len(runners)
 
     def do(self, task: Task) -> None:
         match task.kind:
