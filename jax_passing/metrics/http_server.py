@@ -24,7 +24,7 @@ REQUEST_S = 10.0  # from the first byte of the question to the last one of the a
 
 @dataclass(frozen=True)
 class Response:
-    """An answer. `headers`: lines besides those that each answer has."""
+    """Answers a caller. `headers`: lines besides those that each answer has."""
 
     body: bytes
     content_type: str = "text/plain; charset=utf-8"

@@ -28,7 +28,7 @@ from jax_passing.collective.primitives.composed import varying
 from jax_passing.collective.psum import psum
 from jax_passing.errors import ConfigError
 from jax_passing.optax.parts import Dealer, is_dealt
-from jax_passing.partitioning.operations import source_line
+from jax_passing.partitioning.operations import JITTED, WRAPPED, source_line
 
 # Each element of the results comes from the elements of the operands at the same position alone.
 ELEMENTWISE = frozenset((
@@ -40,10 +40,7 @@ ELEMENTWISE = frozenset((
     "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
     "stop_gradient", "sub", "tan", "tanh", "xor",
 ))  # fmt: skip
-_CALLS = {
-    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "checkpoint": "jaxpr",
-    "remat2": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-}  # fmt: skip
+_CALLS = {**JITTED, **WRAPPED}
 _RESHAPED = ("reshape", "squeeze", "broadcast_in_dim", "expand_dims")  # those that keep the order of elements
 # A reduction of a part, what padding counts as there, and how devices' results come together.
 _REDUCTIONS: dict[str, tuple[Callable[..., Any], Any, str]] = {
@@ -57,14 +54,14 @@ _REDUCTIONS: dict[str, tuple[Callable[..., Any], Any, str]] = {
 
 @dataclass
 class Uniform:
-    """An array of equal elements, as one of them, []."""
+    """Stands for an array of equal elements by one of them, []."""
 
     element: jax.Array
 
 
 @dataclass
 class Dealt:
-    """An array as this device's part, [c]; `name` is that of an argument that it comes from."""
+    """Stands for an array by this device's part, [c]; `name` is that of an argument that it comes from."""
 
     part: jax.Array
     name: str
@@ -72,7 +69,7 @@ class Dealt:
 
 @dataclass
 class Partial:
-    """A number, []: this device's, until it is `known`. Devices' numbers come together by `op`."""
+    """Stands for a number, [], by this device's `own`, until it is `known`. Devices' numbers come together by `op`."""
 
     own: jax.Array
     op: str

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 @partial(jax.tree_util.register_dataclass, data_fields=["array"], meta_fields=["shape"])
 @dataclass(frozen=True)
 class Part:
-    """A leaf of which each device has a part.
+    """Stands for a leaf of which each device has a part.
 
     Attributes:
       array: [c], the elements of this device; outside of the axis [L * c], those of this host's L devices.
@@ -53,6 +53,12 @@ def is_part(each: Any) -> bool:
 def flattened(tree: Any) -> tuple[list[Any], Any]:
     """Returns the leaves of a tree, of which a Part is one, and its structure."""
     return jax.tree.flatten(tree, is_leaf=is_part)
+
+
+def with_paths(tree: Any) -> list[tuple[Any, str]]:
+    """Returns leaves with their paths; a Part is a leaf."""
+    leaves, treedef = flattened(tree)
+    return list(zip(leaves, paths_of(treedef.unflatten(list(range(len(leaves))))), strict=True))
 
 
 def is_dealt(leaf: Any, shapes: frozenset[tuple[int, ...]]) -> bool:
@@ -163,7 +169,7 @@ def gather(tree: _T, axis_name: Any, mesh: Mesh | None = None) -> _T:
     def put_together(tree: Any) -> Any:
         dealer = Dealer(axis_name, "gather")
         leaves, treedef = flattened(tree)
-        paths = paths_of(treedef.unflatten(list(range(len(leaves)))))
+        paths = [path for _, path in with_paths(tree)]
         which = [i for i, leaf in enumerate(leaves) if is_part(leaf)]
         for i, array in zip(which, dealer.gather([leaves[i] for i in which], [paths[i] for i in which]), strict=True):
             leaves[i] = array

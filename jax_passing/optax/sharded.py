@@ -26,6 +26,7 @@ from jax_passing.optax.parts import (
     part_specs,
     shapes_of,
     specs_once_dealt,
+    with_paths,
     within,
 )
 from jax_passing.partitioning.arrays import weak_shape_of
@@ -90,7 +91,7 @@ def sharded(
         def make(params: Any) -> Any:
             traced = _Traced(inner.init, params)
             by_part = ByPart(Dealer(axis_name, "sharded"), shapes)
-            given = [_given(leaf, "the parameter" + path, by_part) for leaf, path in _with_paths(params)]
+            given = [_given(leaf, "the parameter" + path, by_part) for leaf, path in with_paths(params)]
             return traced.state(by_part, traced.results(by_part, given))
 
         specs = specs_once_dealt(_Traced(inner.init, params).shapes, shapes, axis_name)
@@ -108,9 +109,9 @@ def sharded(
         means = _means(gradients, by_part, traced.used)
         arguments = [
             *means,
-            *(_given(leaf, "the state" + path, by_part) for leaf, path in _with_paths(state)),
-            *(_given(leaf, "the parameter" + path, by_part) for leaf, path in _with_paths(params)),
-            *(_given(leaf, "the argument" + path, by_part) for leaf, path in _with_paths(extra)),
+            *(_given(leaf, "the state" + path, by_part) for leaf, path in with_paths(state)),
+            *(_given(leaf, "the parameter" + path, by_part) for leaf, path in with_paths(params)),
+            *(_given(leaf, "the argument" + path, by_part) for leaf, path in with_paths(extra)),
         ]
         results = traced.results(by_part, arguments)
         count = len(jax.tree.leaves(traced.shapes[0]))
@@ -145,7 +146,7 @@ class _Traced:
         shapes = self.shapes if number is None else self.shapes[number]
         leaves = [
             by_part.as_state(value, aval, f"the state{path}")
-            for value, (aval, path) in zip(results, _with_paths(shapes), strict=True)
+            for value, (aval, path) in zip(results, with_paths(shapes), strict=True)
         ]
         avals, treedef = flattened(shapes)
         return treedef.unflatten([
@@ -156,12 +157,6 @@ class _Traced:
 
 def _whole_shape(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.array.dtype) if is_part(leaf) else weak_shape_of(leaf)
-
-
-def _with_paths(tree: Any) -> list[tuple[Any, str]]:
-    """Returns leaves with their paths; a Part is a leaf."""
-    leaves, treedef = flattened(tree)
-    return list(zip(leaves, paths_of(treedef.unflatten(list(range(len(leaves))))), strict=True))
 
 
 def _has_parts(tree: Any) -> bool:
@@ -215,7 +210,7 @@ def _updates(by_part: ByPart, results: Sequence[Any], shapes: Any, whole: bool) 
 
 def _check_parts(trees: Any, by_part: ByPart) -> None:
     """Raises ConfigError if parts are of other parameters, or were dealt to another number of devices."""
-    for leaf, path in _with_paths(trees):
+    for leaf, path in with_paths(trees):
         if not is_part(leaf):
             continue
         if leaf.shape not in by_part.shapes:
@@ -235,14 +230,14 @@ def _check_parts(trees: Any, by_part: ByPart) -> None:
 
 def _check_arguments(gradients: Any, extra: Any, dealer: Dealer) -> None:
     """Raises ConfigError if gradients are parts, or types show that devices give other extra arguments."""
-    for leaf, path in _with_paths(gradients):
+    for leaf, path in with_paths(gradients):
         if is_part(leaf):
             raise ConfigError(
                 f"sharded: the gradient{path} is a Part, as those with respect to the parts are. sharded takes each "
                 "device's own gradients, of whole arrays: gather the parts outside of the loss, params = "
                 f"gather(parts, {dealer.axis_name!r}), and give update the gradients with respect to these params."
             )
-    for leaf, path in _with_paths(extra):
+    for leaf, path in with_paths(extra):
         if known_to_vary(leaf, dealer.axis_name):
             raise ConfigError(
                 f"sharded: the argument{path} of update varies from device to device, and each would update its part "

@@ -16,6 +16,9 @@ _LIBRARIES = tuple(
 )
 _FLAX = f"{os.sep}flax{os.sep}"
 CHECKPOINT = ("checkpoint", "remat2")
+# Calls of jaxprs, by their primitives: the parameter that has the jaxpr.
+JITTED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+WRAPPED = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", **dict.fromkeys(CHECKPOINT, "jaxpr")}
 
 _DEBUG_INFO = debug_info("jax_passing.partition", lambda: None, (), {}).with_unknown_names()
 

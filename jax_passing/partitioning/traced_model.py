@@ -11,9 +11,7 @@ from jax.extend import core
 
 from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import no_mesh
-from jax_passing.partitioning.operations import Operation, is_jaxpr, source_line
-
-_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+from jax_passing.partitioning.operations import JITTED, Operation, is_jaxpr, source_line
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class Builder:
         for eqn in jaxpr.eqns:
             arguments = [read(atom) for atom in eqn.invars]
             scope = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
-            if (called := _INLINED.get(eqn.primitive.name)) is not None:
+            if (called := JITTED.get(eqn.primitive.name)) is not None:
                 closed = eqn.params[called]
                 inner, consts = (closed.jaxpr, closed.consts) if isinstance(closed, core.ClosedJaxpr) else (closed, ())
                 results = self.inline(inner, consts, arguments, scope, (eqn, *calls))

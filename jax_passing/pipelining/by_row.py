@@ -19,14 +19,10 @@ from jax.sharding import NamedSharding
 
 from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import shape_of
-from jax_passing.partitioning.operations import CHECKPOINT, Operation, source_line
+from jax_passing.partitioning.operations import WRAPPED, Operation, source_line
 from jax_passing.partitioning.traced_model import Builder
 from jax_passing.pipelining.passes import needed, part_of
 from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, send
-
-# Calls that are replaced by their operations if they take arrays of several rows. Their custom derivatives are lost,
-# but nobody differentiates an optimiser.
-_CALLS = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", **dict.fromkeys(CHECKPOINT, "jaxpr")}
 
 REMEDY = (
     "Rows send each other numbers (such as a norm), but no arrays. Use an optimiser that works leaf by leaf; or leave "
@@ -232,8 +228,8 @@ class _Values(Builder):
     ) -> list[Any]:
         """Adds an operation that takes arrays of several rows as operations that don't, or raises UsageError."""
         name = eqn.primitive.name
-        if name in _CALLS:
-            body = eqn.params[_CALLS[name]]
+        if name in WRAPPED:  # custom derivatives are lost, but nobody differentiates an optimiser
+            body = eqn.params[WRAPPED[name]]
             jaxpr, consts = (body.jaxpr, body.consts) if isinstance(body, core.ClosedJaxpr) else (body, ())
             return self.inline(jaxpr, consts, arguments, scope, (eqn, *calls))
         if name == "cond":  # computes all branches, and chooses among their results, as under vmap

@@ -68,8 +68,8 @@ def send(arrays: Sequence[jax.Array], source: Mesh, targets: Sequence[NamedShard
 
 
 def _placed(arrays: Sequence[jax.Array], targets: Sequence[NamedSharding]) -> list[jax.Array]:
-    """Does what jax.device_put does, which refuses random keys that lie so already, if their sharding is written in
-    another way (P(None) for P()) and goes over several processes."""
+    """Moves arrays to their shardings. jax.device_put does so, too, but refuses random keys that lie so already, if
+    their sharding is written in another way (P(None) for P()) and goes over several processes."""
     pairs = list(zip(arrays, targets, strict=True))
     moving = [pair for pair in pairs if not pair[0].sharding.is_equivalent_to(pair[1], pair[0].ndim)]
     moved = iter(jax.device_put([array for array, _ in moving], [target for _, target in moving]))

@@ -12,6 +12,8 @@ WELL, NOTE, BAD = "", "note", "bad"  # how a reader should take a sentence
 
 
 class Sentence(NamedTuple):
+    """Says something of a switch or a job, in this tone."""
+
     text: str
     tone: str = WELL
 
