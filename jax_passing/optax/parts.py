@@ -22,6 +22,7 @@ from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.primitives.buckets import Leaf, make_buckets
 from jax_passing.collective.primitives.composed import varying
 from jax_passing.errors import ConfigError
+from jax_passing.optax.own_update import OwnUpdate
 
 GATHERED_BYTES = 4 << 20  # at once: a layer's parameters shouldn't wait for those of many others
 
@@ -157,7 +158,7 @@ def gather(tree: _T, axis_name: Any, mesh: Mesh | None = None) -> _T:
         whole = jax_passing.optax.gather(state, "d", mesh)     # to be saved: as if it had never been dealt
 
     Args:
-      tree: parameters or a state that has parts within.
+      tree: parameters, a state, or, within the axis, updates, that have parts within.
       axis_name: as for `psum`.
       mesh: that has the axis, where this is called outside of it.
 
@@ -171,12 +172,17 @@ def gather(tree: _T, axis_name: Any, mesh: Mesh | None = None) -> _T:
         leaves, treedef = flattened(tree)
         paths = [path for _, path in with_paths(tree)]
         which = [i for i, leaf in enumerate(leaves) if is_part(leaf)]
-        for i, array in zip(which, dealer.gather([leaves[i] for i in which], [paths[i] for i in which]), strict=True):
+        parts = [_as_array(leaves[i]) for i in which]
+        for i, array in zip(which, dealer.gather(parts, [paths[i] for i in which]), strict=True):
             leaves[i] = array
         return treedef.unflatten(leaves)
 
     result: _T = within("gather", put_together, axis_name, mesh, part_specs(tree, axis_name), P())(tree)
     return result
+
+
+def _as_array(part: Part) -> Part:
+    return Part(part.array.own, part.shape) if isinstance(part.array, OwnUpdate) else part
 
 
 def part_specs(tree: Any, axis_name: Any) -> Any:

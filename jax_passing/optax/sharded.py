@@ -17,6 +17,7 @@ from jax_passing.collective.psum import pmean
 from jax_passing.errors import ConfigError
 from jax_passing.optax.arguments import not_in_multi_steps
 from jax_passing.optax.by_part import ByPart, Dealt, Uniform
+from jax_passing.optax.own_update import OwnUpdate
 from jax_passing.optax.parts import (
     Dealer,
     Part,
@@ -55,7 +56,7 @@ def sharded(
             params = jax_passing.optax.gather(parts, "d")
             ...
             updates, state = optimizer.update(gradients, state, parts)
-            return optax.apply_updates(parts, updates), state
+            return optax.apply_updates(parts, updates), state    # nothing else takes these updates
 
     **Which optimizers.** `inner` is traced for whole arrays, so paths, masks and shapes mean what they always do, and
     then carried out on parts. That is right for what works element by element, and for numbers made of all elements of
@@ -194,12 +195,14 @@ def _means(gradients: Any, by_part: ByPart, used: Sequence[bool]) -> list[Any]:
 def _updates(by_part: ByPart, results: Sequence[Any], shapes: Any, whole: bool) -> Any:
     """Returns the updates of the parameters: this device's parts, or `whole` ones."""
     avals, treedef = flattened(shapes)
-    leaves, parts = list(results), {}
+    leaves: list[Any] = list(results)
+    parts = {}
     for i, (value, aval) in enumerate(zip(results, avals, strict=True)):
         if not is_dealt(aval, by_part.shapes) or (whole and not isinstance(value, Dealt)):
             leaves[i] = by_part.whole(value, aval, "an update")
         else:
-            leaves[i] = parts[i] = Part(by_part.part(value, aval), tuple(aval.shape))
+            parts[i] = Part(by_part.part(value, aval), tuple(aval.shape))
+            leaves[i] = Part(OwnUpdate(parts[i].array), parts[i].shape)
     if whole and parts:
         paths = paths_of(shapes)
         gathered = by_part.dealer.gather(list(parts.values()), [paths[i] for i in parts])

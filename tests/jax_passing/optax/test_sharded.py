@@ -136,16 +136,45 @@ def test_what_is_refused_can_have_whole_arrays_beside_it():
     assert largest(found["weight"]) > 0
 
 
+def with_parts(optimizer, mesh, check_vma=True):
+    """Returns parts of FLOATS, a state, and a step: (parts, state, rows) to parts and a state."""
+    parts, state = deal(FLOATS, "d", mesh), optimizer.init(FLOATS)
+
+    def step(parts, state, rows):
+        updates, state = optimizer.update(jax.tree.map(lambda row: row[0], rows), state, parts)
+        return optax.apply_updates(parts, updates), state
+
+    specs = part_specs(parts, "d"), part_specs(state, "d")
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(*specs, P("d")), out_specs=specs, check_vma=check_vma)
+    return parts, state, jax.jit(mapped)
+
+
 def test_parameters_may_be_dealt_as_well(check_vma):
-    inner = optax.sgd(0.1, momentum=0.9)
-    ours, mesh = Sharded(inner, DEVICES, check_vma=check_vma), jax.sharding.Mesh(jax.local_devices()[:DEVICES], ("d",))
-    parts, params, state = deal(PARAMS, "d", mesh), PARAMS, inner.init(PARAMS)
+    inner, mesh = optax.sgd(0.1, momentum=0.9), jax.sharding.Mesh(jax.local_devices()[:DEVICES], ("d",))
+    parts, of_parts, step_of_parts = with_parts(sharded(inner, "d", mesh), mesh, check_vma)
+    params, state = FLOATS, inner.init(FLOATS)
     for step in range(STEPS):
-        parts = optax.apply_updates(parts, ours.update(exact_gradients(step, range(DEVICES)), parts))
-        updates, state = jax.jit(inner.update)(exact_mean(step, DEVICES), state)
+        parts, of_parts = step_of_parts(parts, of_parts, exact_gradients(step, range(DEVICES), FLOATS))
+        updates, state = jax.jit(inner.update)(exact_mean(step, DEVICES, FLOATS), state)
         params = optax.apply_updates(params, updates)
     assert isinstance(parts["weight"], Part)
     assert bits(gather(parts, "d", mesh)) == bits(params)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        optax.clip_by_global_norm(0.1), optax.add_noise(0.1, 0.9, 0), optax.scale(0.5), optax.add_decayed_weights(0.1),
+        optax.stateless(lambda updates, _: jax.tree.map(lambda x: x / jnp.sum(x), updates)),
+    ],
+    ids=["clip", "noise", "scale", "decay", "sum"],
+)  # fmt: skip
+def test_nothing_else_than_an_addition_takes_updates_of_parts(behind):
+    """A transformation would take a device's part for all elements."""
+    mesh = jax.sharding.Mesh(jax.local_devices()[:DEVICES], ("d",))
+    parts, state, step = with_parts(optax.chain(sharded(optax.sgd(0.1), "d", mesh), behind), mesh)
+    with pytest.raises(ConfigError, match=r"are of this device alone.*inside, as sharded\(optax.chain"):
+        jax.eval_shape(step, parts, state, exact_gradients(0, range(DEVICES), FLOATS))
 
 
 def test_a_device_has_its_part_of_the_bytes():

@@ -49,15 +49,16 @@ class Sharded:
         self._step, self._check_vma, self._donate = None, check_vma, donate
 
     def update(self, rows, params):
-        """Returns the updates."""
+        """Returns the updates, put together if `params` are parts."""
         if self._step is None:
             state, given = part_specs(self.state, "d"), part_specs(params, "d")
 
             def step(rows, state, params):
-                return self.optimizer.update(jax.tree.map(lambda row: row[0], rows), state, params)
+                updates, state = self.optimizer.update(jax.tree.map(lambda row: row[0], rows), state, params)
+                return gather(updates, "d"), state
 
             mapped = jax.shard_map(
-                step, mesh=self.mesh, in_specs=(P("d"), state, given), out_specs=(given, state),
+                step, mesh=self.mesh, in_specs=(P("d"), state, given), out_specs=(P(), state),
                 check_vma=self._check_vma,
             )  # fmt: skip
             self._step = jax.jit(mapped, donate_argnums=(1,) if self._donate else ())

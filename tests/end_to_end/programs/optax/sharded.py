@@ -72,11 +72,11 @@ def mapped(optimizer: Any, state: Any, given: Any) -> Any:
     specs = part_specs(state, "d"), part_specs(given, "d")
 
     def step(rows: Any, state: Any, params: Any) -> Any:
-        return optimizer.update(jax.tree.map(lambda row: row[0], rows), state, params)
+        updates, state = optimizer.update(jax.tree.map(lambda row: row[0], rows), state, params)
+        return gather(updates, "d"), state
 
-    return jax.jit(
-        jax.shard_map(step, mesh=mesh, in_specs=(P("d"), *specs), out_specs=(specs[1], specs[0])), donate_argnums=1
-    )
+    over_devices = jax.shard_map(step, mesh=mesh, in_specs=(P("d"), *specs), out_specs=(P(), specs[0]))
+    return jax.jit(over_devices, donate_argnums=1)
 
 
 def difference(one: Any, other: Any) -> Any:
@@ -100,7 +100,6 @@ def sgd(session: jax_passing.Session) -> None:
             updates, state = step(rows(number, session), state, PARAMS)
         else:
             updates, state = of_parts(rows(number, session), state, parts)
-            updates = gather(updates, "d", mesh)
         assert bits(updates) == bits(expected), difference(updates, expected)
         add(updates)
     assert bits(gather(state, "d", mesh)) == bits(whole)
