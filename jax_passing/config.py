@@ -188,7 +188,7 @@ class Settings:
     confidential: Annotated[bool, Meta(description="true or false")] | None = None
     """Only hosts can read sums, by a key that no switch has; None: if there is one (docs/operate/confidential.md)."""
     check_sums: Annotated[bool, Meta(description="true or false")] | None = None
-    """Hosts check that results are sums of what all sent; None: if a key is set, and some switch can't check tags."""
+    """Hosts check results; None: if sums are confidential, or a key is set, and some switch can't check tags."""
     check_equal: Annotated[bool, Meta(description="true or false")] = True
     """Hosts compare the values that their programs take for equal, such as parameters, where these first come."""
     check_nans: Annotated[bool, Meta(description="true or false")] = False
@@ -206,6 +206,10 @@ class Settings:
     metrics: Local | None = None  # where this host tells its metrics by HTTP; None: nowhere
     record_folder: Annotated[Path, parsed(_file, "the name of a folder")] | None = None
     """Where flight records are written; None: to one in the system's folder for temporary files."""
+
+    @property
+    def is_confidential(self) -> bool:
+        return self.hosts_key_file is not None and self.confidential is not False
 
     @property
     def lease(self) -> float:
@@ -314,6 +318,11 @@ def _check_whole(settings: Settings, sources: Mapping[str, str], environment: Ma
         raise ConfigError(
             f"Sums are to be confidential ({sources['confidential']}), but this host has no key for that. Make one by "
             f"`jax-passing key --hosts`, and give every host of the job a file with it ({PREFIX}HOSTS_KEY_FILE)."
+        )
+    if settings.strategy == "native" and settings.is_confidential and settings.switch is not None:
+        raise ConfigError(
+            f"Strategy 'native' ({sources['strategy']}) sums in the clear, despite the key for confidential sums "
+            f"({sources['hosts_key_file']}): use strategy='passing'."
         )
     if settings.standby and settings.switch is None:
         raise ConfigError(f"A standby is given ({sources['standby']}), but no switch that it could replace.")

@@ -81,8 +81,8 @@ def init(
       confidential: whether only hosts can read what is summed: neither the switch nor the network can
         (docs/operate/confidential.md). Needs `hosts_key_file`. Default: where there is such a file.
       hosts_key_file: file with a key that all hosts of the job have, and that no switch is told.
-      check_sums: whether hosts check each sum that comes back (docs/operate/switches.md). Default: where there is a
-        key, and a switch that can't tell forged packets.
+      check_sums: whether hosts check each sum that comes back (docs/operate/switches.md). Default: where sums are
+        confidential, or where there is a key, and a switch that can't tell forged packets.
       check_equal: whether hosts compare the parameters that `overlap` and `pvary` are given, the first time that these
         come: they must have the same bits on all devices (docs/train/collectives.md). Default: yes. GPUs and TPUs
         compare nothing: a job of CPU hosts and others needs False on the former.

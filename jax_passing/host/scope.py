@@ -31,6 +31,7 @@ class Scope(NamedTuple):
         a warning, those of jax.lax.
       wire_dtype: how floats travel in sums that don't say so.
       check_equal: what the program takes for equal on all hosts is compared where it first runs.
+      confidential: nobody but hosts may read what hosts send each other.
     """
 
     axis_names: tuple[str, ...] = ()
@@ -42,6 +43,7 @@ class Scope(NamedTuple):
     per_host_gradients: bool = False
     wire_dtype: str = "full"
     check_equal: bool = True
+    confidential: bool = False
 
     @property
     def alone(self) -> bool:
@@ -61,6 +63,7 @@ def of_settings(settings: Settings, world_size: int, device_ranks: int) -> Scope
         same_hashes=same_hashes,
         wire_dtype=settings.wire_dtype,
         check_equal=settings.check_equal,
+        confidential=settings.is_confidential,
     )
 
 

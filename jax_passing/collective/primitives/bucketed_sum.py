@@ -54,6 +54,11 @@ def check_strategy(strategy: str | None, along: Extent) -> str:
             f"the {others} would be left out. Make one mesh over all of them "
             "(jax.distributed.initialize, then a mesh of jax.devices()), or use strategy='passing'."
         )
+    if strategy == "native" and along.scope.confidential and not along.local and not alone:
+        raise ConfigError(
+            "strategy='native' is jax.lax.psum, whose sums travel in the clear, and this session's are confidential: "
+            "use strategy='passing'."
+        )
     if strategy == "flat" and default != "flat" and not alone:
         raise ConfigError(
             "strategy='flat' gives each device a rank at the switch, and these join with the session: call "
@@ -187,7 +192,7 @@ def _choice(along: Extent, operands: list[Any], wire_dtype: str) -> str:
     current = session.current()
     world_size = along.scope.world_size or 1  # in an elastic session no mesh spans the processes
     links = None if current is None else current.links
-    if links is None or along.over_hosts is not False or world_size == 1:
+    if links is None or along.over_hosts is not False or world_size == 1 or along.scope.confidential:
         return "passing"
     cluster = Cluster(
         world_size,

@@ -32,8 +32,7 @@ class Control:
         self._settings = settings
         # Once: a file that is replaced or removed later doesn't keep the session from joining again.
         self.key = keys.read_key(settings.key_file, keys.JOB)
-        is_confidential = settings.confidential is not False
-        self.hosts_key = keys.read_key(settings.hosts_key_file if is_confidential else None, keys.HOSTS)
+        self.hosts_key = keys.read_key(settings.hosts_key_file if settings.is_confidential else None, keys.HOSTS)
         try:
             self.loop = Loop()
         except OSError as error:

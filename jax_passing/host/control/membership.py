@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from jax_passing.config import address_text
+from jax_passing.config import PREFIX, address_text
 from jax_passing.errors import (
     ConfigError,
     DeadlineExceededError,
@@ -449,7 +449,10 @@ class Membership:
         """Returns None if sums aren't checked. All hosts decide alike, as their welcomes say the same of this."""
         wanted = self._settings.check_sums
         if wanted is None:
-            wanted = self._context.key is not None and any(welcome.packet_keys is None for welcome in welcomes)
+            # A switch that changes a sum, and sees whether hosts refuse it, learns something of the exponents in it.
+            is_confidential = self._context.hosts_key is not None
+            has_no_tags = any(welcome.packet_keys is None for welcome in welcomes)
+            wanted = is_confidential or (self._context.key is not None and has_no_tags)
         if not wanted:
             return None
         # The switch knows the job's key, but not the hosts'.
@@ -461,9 +464,15 @@ class Membership:
 
         Raises:
           JoinError: a switch leaves out our own randomness, and by the key of an earlier epoch that one's sums could be
-            read; or packets are too short for as many ranks.
+            read; or the other hosts have a key, and this one hasn't; or packets are too short for as many ranks.
         """
         if self._context.hosts_key is None:
+            # An honest switch refuses such hosts by their facts. Another one would read what this host sends.
+            if any(welcome.host_nonces for welcome in welcomes):
+                raise JoinError(
+                    "The other hosts' sums are confidential, and this host has no key for that, which the switch "
+                    f"should have noticed. Give all hosts of the job the same file ({PREFIX}HOSTS_KEY_FILE)."
+                )
             return None
         nonces, rank, world_size = welcomes[0].host_nonces, self._settings.rank, self._settings.world_size
         are_all_there = len(nonces) == world_size and {len(nonce) for nonce in nonces} == {NONCE_BYTES}

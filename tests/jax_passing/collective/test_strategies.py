@@ -68,8 +68,8 @@ def test_a_misspelt_strategy():
         program(X, strategy="nativ")
 
 
-def extent(world_size, over_hosts, default="passing"):
-    return Extent(("d",), over_hosts, Scope(("d",), world_size, 0, default))
+def extent(world_size, over_hosts, default="passing", **more):
+    return Extent(("d",), over_hosts, Scope(("d",), world_size, 0, default, **more))
 
 
 def test_native_needs_a_mesh_over_all_hosts():
@@ -78,6 +78,17 @@ def test_native_needs_a_mesh_over_all_hosts():
     assert bucketed_sum.check_strategy("native", extent(4, over_hosts=False)) == "native"
     assert bucketed_sum.check_strategy("native", extent(1, over_hosts=True)) == "native"
     assert bucketed_sum.check_strategy(None, extent(4, over_hosts=False, default="native")) == "native"
+
+
+def test_native_sends_no_confidential_sums(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    over_processes = extent(4, over_hosts=False, confidential=True)
+    with pytest.raises(ConfigError, match=r"travel in the clear.*confidential: use strategy='passing'"):
+        bucketed_sum.check_strategy("native", over_processes)
+    assert bucketed_sum.check_strategy("auto", over_processes) == "auto"
+    assert bucketed_sum.check_strategy("native", extent(1, over_hosts=False, confidential=True)) == "native"
+    monkeypatch.setattr(jax, "process_count", lambda: 1)
+    assert bucketed_sum.check_strategy("native", over_processes) == "native"  # inside this process
 
 
 class Hosts:
@@ -101,3 +112,5 @@ def test_auto_follows_the_planner(hosts, over_hosts, chosen, monkeypatch):
     monkeypatch.setattr(bucketed_sum.session, "current", lambda: hosts)
     monkeypatch.setattr(Extent, "mesh_size", 16)
     assert bucketed_sum._choice(extent(hosts.world_size, over_hosts), [jnp.ones(1 << 20)], "full") == chosen
+    confidential = extent(hosts.world_size, over_hosts, confidential=True)
+    assert bucketed_sum._choice(confidential, [jnp.ones(1 << 20)], "full") == "passing"

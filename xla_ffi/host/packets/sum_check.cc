@@ -42,6 +42,9 @@ PASSING_CLONES uint32_t WrappingProduct(const uint8_t* __restrict lanes, uint32_
   return sum;
 }
 
+// Else it is modulo the prime.
+bool IsModuloWord(uint32_t code, bool may_wrap) { return may_wrap || code == 1; }
+
 uint32_t BelowPrime(int64_t value) {
   const int64_t rest = value % int64_t{kPrime};
   return static_cast<uint32_t>(rest < 0 ? rest + kPrime : rest);
@@ -72,7 +75,7 @@ SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(r
       const uint64_t drawn =
           wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kFactor), uint64_t{code}, uint64_t{i}});
       k_[code].push_back(static_cast<uint32_t>(drawn));
-      k_below_prime_[code].push_back(static_cast<int32_t>((drawn >> 32) % kPrime));
+      if (code == 0) k_below_prime_.push_back(static_cast<int32_t>((drawn >> 32) % kPrime));
     }
   }
 }
@@ -91,14 +94,14 @@ void SumCheck::AddPads(uint64_t name, uint32_t rank, bool may_wrap, Pads& pads) 
   const uint64_t drawn = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kPads), name, uint64_t{rank}});
   for (uint32_t code = 0; code < kCodes; ++code) {
     const auto pad = static_cast<uint32_t>(drawn >> 32 * code);
-    pads[code] = may_wrap ? pads[code] + pad : (pads[code] + pad % kPrime) % kPrime;
+    pads[code] = IsModuloWord(code, may_wrap) ? pads[code] + pad : (pads[code] + pad % kPrime) % kPrime;
   }
 }
 
 // c for these pads, of the data lanes and the one that counts flags.
 uint32_t SumCheck::Right(uint32_t code, bool may_wrap, uint32_t pad, uint32_t count, const uint8_t* lanes) const {
-  if (may_wrap) return WrappingProduct(lanes, count, k_[code].data()) + pad;
-  return (BelowPrime(Product(lanes, count, k_below_prime_[code].data())) + pad) % kPrime;
+  if (IsModuloWord(code, may_wrap)) return WrappingProduct(lanes, count, k_[code].data()) + pad;
+  return (BelowPrime(Product(lanes, count, k_below_prime_.data())) + pad) % kPrime;
 }
 
 void SumCheck::Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const {
@@ -118,7 +121,7 @@ bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const ui
   for (uint32_t rank = 0; rank < world_size_; ++rank) AddPads(name, rank, chunk.may_wrap, pads);
   for (uint32_t code = 0; code < kCodes; ++code) {
     uint32_t summed = wire::LoadLane(lanes, count + 1 + code);
-    if (!chunk.may_wrap) summed %= kPrime;
+    if (!IsModuloWord(code, chunk.may_wrap)) summed %= kPrime;
     if (summed != Right(code, chunk.may_wrap, pads[code], count + 1, lanes)) return false;
   }
   return true;

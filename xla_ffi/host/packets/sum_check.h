@@ -5,20 +5,26 @@
 // others. The other two are a message authentication code that can be added up (Agrawal, Boneh: Homomorphic MACs, ACNS
 // 2009):
 //
-//     c[j] = sum over i of k[j][i] x[i] + pad[j][rank]     modulo 4,194,301, a prime
+//     c[j] = sum over i of k[j][i] x[i] + pad[j][rank]     modulo m[j]
+//
+// m[0] is 4,194,301, a prime, and m[1] is 2^32: with the prime alone, nobody would see that a lane is wrong by a
+// multiple of it.
 //
 // k is drawn from a key that only hosts know. The pads are drawn from that key and from the chunk's position and
 // exponents: each pad is used once, so the packets reveal nothing about k. Added up over all ranks, the equation holds
-// for the sums, with the sum of all pads. So every rank must be in the sum once, and with this chunk: other lanes pass
-// with a probability of 2^-22 for each of the two c. No lane c overflows, because 1,024 times the prime is below 2^32.
-// The lanes of floats (docs/internals/fixed_point.md) and the counters of element_classes.h don't overflow either.
+// for the sums, with the sum of all pads. So every rank must be in the sum once, and with this chunk. An error passes
+// c[0] with a probability of 2^-22, or surely if it is a multiple of the prime; and c[1] with 2^(n - 32) if it is an
+// odd multiple of 2^n. A lane's error is below 2^32, so n is at most 9 for multiples of the prime: the worst errors
+// pass with 2^-23, and those by an odd number with 2^-54. No lane c[0] overflows, because 1,024 times the prime is
+// below 2^32. The lanes of floats (docs/internals/fixed_point.md) and the counters of element_classes.h don't overflow
+// either.
 //
 // The switch takes the greatest of the numbers in an exponent chunk. Each has two lanes, with another code of its own
 // in the lower 10 bits of each, so a wrong one passes with 2^-20. The codes are the same for all ranks, so the greatest
 // lanes are those that some rank sent.
 //
-// Lanes of integers may wrap, so their codes are modulo 2^32. An error by an odd number in some lane passes with 2^-64,
-// but an error by 2^n with 4^(n - 32): the highest bits of integers are protected badly.
+// Lanes of integers may wrap, so both their codes are modulo 2^32. An error by an odd number in some lane passes with
+// 2^-64, but one by 2^n with 4^(n - 32): the highest bits of integers are protected badly.
 #ifndef XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
 #define XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
 
@@ -76,8 +82,8 @@ class SumCheck {
   std::array<uint64_t, 2> key_;
   const uint32_t rank_;
   const uint32_t world_size_;
-  std::array<std::vector<uint32_t>, kCodes> k_;             // modulo 2^32
-  std::array<std::vector<int32_t>, kCodes> k_below_prime_;  // so that a sum over all lanes fits into 64 bits
+  std::array<std::vector<uint32_t>, kCodes> k_;  // modulo 2^32
+  std::vector<int32_t> k_below_prime_;           // modulo the prime: a sum over all lanes fits into 64 bits
 };
 
 }  // namespace passing

@@ -8,6 +8,7 @@ import pytest
 from jax_passing import config
 from jax_passing.config import parse_address, parse_switches
 from jax_passing.errors import ConfigError, JoinError
+from jax_passing.host import scope
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
 from support.keys import write_key
@@ -103,6 +104,46 @@ def test_a_program_that_wants_confidential_sums_gets_no_others():
     settings, _ = config.resolve(given | {"hosts_key_file": "hosts.key"}, environment={})
     assert settings.confidential
     assert config.resolve({"confidential": True}, environment={})[0].switch is None  # nothing leaves the host
+
+
+def test_native_is_no_strategy_of_confidential_sums():
+    given = {"switch": "10.0.0.1:7171", "job": "a", "rank": 0, "world_size": 2, "strategy": "native"}
+    with pytest.raises(ConfigError, match=r"'native' \(argument strategy\).*in the clear.*argument hosts_key_file"):
+        config.resolve(given | {"hosts_key_file": "hosts.key"}, environment={})
+    assert not scope.of_settings(config.resolve(given, environment={})[0], 2, 0).confidential
+    settings, _ = config.resolve(given | {"hosts_key_file": "hosts.key", "confidential": False}, environment={})
+    assert not scope.of_settings(settings, 2, 0).confidential
+    settings, _ = config.resolve(given | {"hosts_key_file": "hosts.key", "strategy": "auto"}, environment={})
+    assert scope.of_settings(settings, 2, 0).confidential
+
+
+@pytest.mark.parametrize(
+    ("hosts_key", "check_sums", "are_checked"),
+    [(OURS, None, True), (OURS, False, False), (None, None, False), (None, True, True)],
+)
+def test_confidential_sums_are_checked_unless_somebody_says_otherwise(
+    running, monkeypatch, hosts_key, check_sums, are_checked
+):
+    made = []
+    true = keys.check_key
+    monkeypatch.setattr(keys, "check_key", lambda *given: made.append(given[0]) or true(*given))
+    leave(outcomes([running], [hosts_key] * 2, check_sums=check_sums))
+    assert made == [hosts_key] * 2 * are_checked
+
+
+def test_a_host_without_a_key_joins_no_confidential_sums(running, monkeypatch, mask_keys):
+    """The switch, which should say so, doesn't."""
+    true = messages.encode
+
+    def encode(message):
+        if isinstance(message, messages.Welcome):
+            message = msgspec.structs.replace(message, host_nonces=(bytes(16), bytes(16)))
+        return true(message)
+
+    monkeypatch.setattr(messages, "encode", encode)
+    errors = outcomes([running], [None, None])
+    assert mask_keys == []
+    assert any("this host has no key for that, which the switch should have noticed" in str(one) for one in errors)
 
 
 def test_a_key_is_for_its_owner_alone(tmp_path):

@@ -94,6 +94,19 @@ TEST(SumCheck, anyAlteredLaneIsSeen) {
   }
 }
 
+// Who changes lanes on purpose knows the prime.
+TEST(SumCheck, aMultipleOfThePrimeIsSeen) {
+  constexpr uint32_t kPrime = 4'194'301;
+  for (uint32_t multiple = 1; multiple < 1024; ++multiple) {
+    Ranks ranks(3, 20, kFloats, multiple);
+    for (const uint32_t change : {multiple * kPrime, uint32_t{0} - multiple * kPrime}) {
+      Lanes sum = ranks.Sum();
+      wire::StoreLane(sum.data(), multiple % 20, wire::LoadLane(sum.data(), multiple % 20) + change);
+      ASSERT_FALSE(ranks.Holds(sum)) << multiple;
+    }
+  }
+}
+
 // A flip of bit 31 passes with a probability of 1/4, of bit 30 with 1/16 and so on: 1/3 for the 32 bits together.
 TEST(SumCheck, whatIsWrongInIntegersIsSeenMostly) {
   std::mt19937_64 random(1);
