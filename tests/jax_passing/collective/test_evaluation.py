@@ -36,8 +36,8 @@ BETWEEN_HOSTS = {
     "process_sum": lambda: jax_passing.process_sum({"a": 2, "b": np.arange(3)})["b"].tolist(),
 }
 OTHERS = {  # public names that are no collectives
-    "PsumHandle", "Plan", "Pipeline", "Session", "StageJob", "cut", "errors", "init", "optax", "partition", "pipeline",
-    "session", "simulate", "stage_job", "stream", "use_for_jax",
+    "PsumHandle", "Plan", "Pipeline", "Session", "StageJob", "cut", "errors", "fixed_size", "init", "optax",
+    "partition", "pipeline", "session", "simulate", "stage_job", "stream", "use_for_jax",
 }  # fmt: skip
 
 
