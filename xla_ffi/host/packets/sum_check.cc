@@ -80,13 +80,24 @@ SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(r
   }
 }
 
-// A name for the chunk's position and exponents: no two chunks share one.
+// A name for the chunk's position and exponents: no two chunks share one. A segment has some 90 exponents, so that a
+// hash for each of them took twice as long as all else that a host does.
 uint64_t SumCheck::NameOf(const Chunk& chunk) const {
-  uint64_t exponents = 0;
-  for (const int32_t exponent : chunk.exponents) {
-    exponents = wire::SipHash(key_, std::array{exponents, uint64_t{static_cast<uint32_t>(exponent)}});
+  std::array<uint64_t, 64> words;
+  size_t used = 0;
+  for (const uint64_t word : {static_cast<uint64_t>(Draw::kChunk), chunk.position, chunk.exponents.size()}) {
+    words[used++] = word;
   }
-  return wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kChunk), chunk.position, exponents});
+  for (size_t i = 0; i < chunk.exponents.size(); i += 2) {
+    if (used == words.size()) {
+      words[0] = wire::SipHash(key_, words);
+      used = 1;
+    }
+    const uint64_t low = static_cast<uint32_t>(chunk.exponents[i]);
+    const uint64_t high = i + 1 < chunk.exponents.size() ? static_cast<uint32_t>(chunk.exponents[i + 1]) : 0;
+    words[used++] = high << 32 | low;
+  }
+  return wire::SipHash(key_, std::span(words).first(used));
 }
 
 // One drawing gives those of both codes.
