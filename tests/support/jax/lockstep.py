@@ -46,7 +46,8 @@ class Follower:
         assert self.popen.stdout is not None
         for line in self.popen.stdout:
             if line.startswith(MARK):
-                self._answers.put(json.loads(line.removeprefix(MARK)))
+                # Another thread's log may follow on the same line.
+                self._answers.put(json.JSONDecoder().raw_decode(line.removeprefix(MARK))[0])
             else:
                 self.lines.append(line.rstrip("\n"))
         self._answers.put(None)
