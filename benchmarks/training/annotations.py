@@ -112,6 +112,24 @@ def reply(processes: list[subprocess.Popen[Any]], order: str | None = None) -> l
     return replies
 
 
+def take_turns(
+    groups: dict[str, list[subprocess.Popen[Any]]], steps: dict[tuple[str, str], list[dict[str, float]]], count: int
+) -> None:
+    """Has each group carry out `count` steps in each way of `steps`, in turns; adds what the slowest host, or the one
+    that sent most, says of each. Ends the processes."""
+    for _ in range(count):
+        for group, way in steps:
+            hosts = reply(groups[group], way)
+            steps[group, way].append({key: max(host[key] for host in hosts) for key in hosts[0]})
+    processes = [process for group in groups.values() for process in group]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()  # so it ends
+    ends = [process.wait(END_S) for process in processes]
+    if any(ends):
+        raise StarError("a rank failed at its end; its messages are above")
+
+
 def run(arguments: argparse.Namespace) -> tuple[int, dict[tuple[str, str], list[dict[str, float]]]]:
     """Returns the size of the gradients, and the steps of each group in each way."""
     with StarNetwork(arguments.hosts, arguments.gbit) as star:
@@ -133,17 +151,7 @@ def run(arguments: argparse.Namespace) -> tuple[int, dict[tuple[str, str], list[
             ]
         ready = [reply(processes)[0] for processes in groups.values()]
         steps: dict[tuple[str, str], list[dict[str, float]]] = {(group, way): [] for way in WAYS for group in GROUPS}
-        for _ in range(WARM_UPS + arguments.steps):
-            for group, way in steps:
-                hosts = reply(groups[group], way)
-                steps[group, way].append({key: max(host[key] for host in hosts) for key in hosts[0]})
-        processes = [process for group in groups.values() for process in group]
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.close()  # so it ends
-        ends = [process.wait(END_S) for process in processes]
-        if any(ends):
-            raise StarError("a rank failed at its end; its messages are above")
+        take_turns(groups, steps, WARM_UPS + arguments.steps)
     return ready[0]["size_bytes"], steps
 
 

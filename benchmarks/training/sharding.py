@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "star"))
 
-from annotations import END_S, WARM_UPS, reply, sent_bytes
+from annotations import WARM_UPS, reply, sent_bytes, take_turns
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -183,17 +183,7 @@ def run(arguments: argparse.Namespace) -> tuple[dict[tuple[str, str], float], di
             for way in WAYS[group]
         }
         steps: dict[tuple[str, str], list[Any]] = {key: [] for key in held}
-        for _ in range(WARM_UPS + arguments.steps):
-            for group, way in steps:
-                hosts = reply(groups[group], way)
-                steps[group, way].append({key: max(host[key] for host in hosts) for key in hosts[0]})
-        processes = [process for group in groups.values() for process in group]
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.close()  # so it ends
-        ends = [process.wait(END_S) for process in processes]
-        if any(ends):
-            raise StarError("a rank failed at its end; its messages are above")
+        take_turns(groups, steps, WARM_UPS + arguments.steps)
     return held, steps
 
 

@@ -25,8 +25,7 @@ def broadcast(tree: _T, axis_name: Any, *, root: int = 0) -> _T:
     """Gives all devices along `axis_name`, on all hosts, the arrays of the one whose `axis_index` is `root`.
 
     An axis goes where that of `psum` goes. Bits stay as they are. The root's host sends, the others receive. The
-    gradient arrives at the root, as the sum of the
-    cotangents of all devices; others get zeros.
+    gradient arrives at the root, as the sum of the cotangents of all devices; others get zeros.
 
     Args:
       tree: arrays of any shape and dtype; those of the other devices don't matter. Paths, shapes and dtypes must be the

@@ -40,8 +40,9 @@ def _of_host(view: HostView) -> Iterator[Record]:
     who = host_name(view.facts["host_name"], view.facts["address"])
     yield _named(view.rank, f"rank {view.rank}" + (f" ({who})" if who else ""))
     written_ns = view.facts["written_at"] * 1e9
-    # Of each row: sums may overlap, and what is in one row may not. Rows begin with 1: Perfetto takes thread 0 of a
-    # process for the one that has the process's number, and leaves out what overlaps there (seen in version 52.0).
+    # Sums may overlap, and those in one row may not: this says when each row is free. Rows begin with 1, as Perfetto
+    # takes thread 0 of a process for the one that has the process's number, and leaves out what overlaps there (seen in
+    # version 52.0).
     free_at: list[float] = []
     for entry in sorted(view.sums.values(), key=lambda one: one["time_created_ns"]):
         begin = us(entry["time_created_ns"])

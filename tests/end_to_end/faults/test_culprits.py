@@ -134,7 +134,7 @@ def texts(records: Path, since: float) -> str:
     return "\n".join(found)
 
 
-# What a fault looks like: the kind of error, whose it is, and a part of its reason.
+# Each fault ends in an error of this kind, by this culprit, with this part of its reason.
 HOST = r"rank \d \({host}, {address}[,)]"
 SWITCH = r"the switch at {switch}:7171"
 EXPECTED = {

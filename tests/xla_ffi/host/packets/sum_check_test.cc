@@ -94,7 +94,7 @@ TEST(SumCheck, anyAlteredLaneIsSeen) {
   }
 }
 
-// Who changes lanes on purpose knows the prime.
+// An attacker knows the prime.
 TEST(SumCheck, aMultipleOfThePrimeIsSeen) {
   constexpr uint32_t kPrime = 4'194'301;
   for (uint32_t multiple = 1; multiple < 1024; ++multiple) {
