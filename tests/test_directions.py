@@ -21,7 +21,7 @@ INCLUDES = {
     "python": ["ffi", "host", "mpi", "net", "switch", "wire"],
 }
 # A module may import these from jax_passing itself; all else there are names for users, of rooms further up.
-SHARED = {"_compat", "_native", "config", "errors", "job_names", "launchers", "settings_parser"}
+SHARED = {"_compat", "_native", "config", "errors", "http_server", "job_names", "launchers", "settings_parser"}
 
 
 def includes(source):

@@ -15,8 +15,9 @@ import time
 import urllib.request
 from collections.abc import Callable
 
+from jax_passing import http_server
 from jax_passing.config import parse_address
-from jax_passing.metrics import exposition, http_server
+from jax_passing.metrics import exposition
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from jax_passing.switch.jobs.history import POINTS, Point

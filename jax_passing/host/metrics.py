@@ -9,8 +9,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from jax_passing import _native
+from jax_passing.http_server import HttpServer, Response
 from jax_passing.metrics import exposition
-from jax_passing.metrics.http_server import HttpServer, Response
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

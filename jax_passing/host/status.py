@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jax_passing.config import address_text
-from jax_passing.errors import Failure
+from jax_passing.errors import Failure, counted
 from jax_passing.host.stats import busy_gbit, busy_share
 
 if TYPE_CHECKING:
@@ -74,10 +74,10 @@ class SessionStatus:
         at = f", at {','.join(self.switches)}" if self.switches else ""
         who = f"rank {self.rank} of {self.world_size} in job {self.job!r}, epoch {self.epoch}{at}"
         parts = [
-            f"{who}: {self.sums_completed} sums",
+            f"{who}: {counted(self.sums_completed, 'sum')}",
             f"{self.busy_gbit:.3g} Gbit/s",
             f"{self.busy_share:.0%} of the time in sums",
-            f"{self.resends} resends",
+            counted(self.resends, "resend"),
         ]
         text = ", ".join(parts) + "."
         if self.oldest is not None:

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from jax_passing import http_server
 from jax_passing.config import Address
 from jax_passing.errors import ConfigError
-from jax_passing.metrics import http_server
-from jax_passing.metrics.http_server import Response
+from jax_passing.http_server import Response
 
 Families = Iterable[Any]  # of prometheus_client's metric families
 _OPENMETRICS, _VERSION = "application/openmetrics-text", "version=1.0.0"

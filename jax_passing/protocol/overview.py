@@ -61,6 +61,8 @@ def _job(shards: Sequence[Document]) -> Document:
         "left": sorted({rank for shard in shards for rank in shard["left"]}),
         "awaits": next((shard["awaits"] for shard in shards if shard["awaits"]), ""),
         "parents": sorted({shard["parent"] for shard in shards if shard["parent"]}),
+        # A switch of an earlier version doesn't tell.
+        "confidential": any(shard.get("confidential") for shard in shards),
         "link_gbit": link_gbit,
         "goodput_gbit": goodput_gbit,
         "line_rate_share": goodput_gbit / link_gbit if goodput_gbit is not None and link_gbit else None,

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from jax_passing.errors import names, printable
+from jax_passing.errors import counted, names, printable
 from jax_passing.protocol.overview import Document
 
 WHY_SHOWN = 200  # characters
@@ -47,7 +47,7 @@ def of_switch(switch: Document) -> list[Sentence]:
         f"up {duration(switch['up_s'])}",
         "with a key" if switch["has_key"] else "no key",
         f"{used} of {total} slots used",
-        f"{switch['connections']} connections",
+        counted(switch["connections"], "connection"),
     ]
     if switch["parent"]:
         about.append(f"below {switch['parent']}")
@@ -66,7 +66,8 @@ def of_job(job: Document) -> list[Sentence]:
     on = job["switches"][0] if several == 1 else f"{several} switches"
     some = f" (of {job['shards']})" if several != job["shards"] else ""
     epochs = names_of_epochs(job["epochs"])
-    what = f"{job['state']} for {duration(job['for_s'])}, {epochs}, {job['world_size']} ranks, at {on}{some}"
+    what = f"{job['state']} for {duration(job['for_s'])}, {epochs}, {counted(job['world_size'], 'rank')}, at {on}{some}"
+    what += ", sums are confidential" if job["confidential"] else ""
     found = [Sentence(what)]
     if job["state"] == "running":
         found.append(Sentence(_rate(job)))
@@ -97,7 +98,8 @@ def _rate(job: Document) -> str:
     of_line = f" ({share:.0%} of the line rate)" if share is not None else ""
     return (
         f"Goodput: {job['goodput_gbit']:.3g} Gbit/s{of_line}. In the last {duration(job['minute_s'])}: "
-        f"{job['chunks']} chunks, {job['resends']} resends. On their way: {job['chunks_waiting']} chunks."
+        f"{counted(job['chunks'], 'chunk')}, {counted(job['resends'], 'resend')}. On their way: "
+        f"{counted(job['chunks_waiting'], 'chunk')}."
     )
 
 
@@ -127,7 +129,7 @@ def of_meeting(meeting: Document) -> str:
 def more_meetings(overview: Document) -> list[str]:
     """Says in how many jobs hosts wait to meet of which the overview doesn't tell, if in any."""
     more = overview["more_meetings"]
-    return [f"And in {more} more {'job' if more == 1 else 'jobs'} hosts wait to meet."] if more else []
+    return [f"And in {counted(more, 'more job')} hosts wait to meet."] if more else []
 
 
 def _end(end: Document) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jax_passing.errors import Failure, HostLostError, names
 from jax_passing.protocol.control_messages import Awaited, Left, Query, SlotState
-from jax_passing.protocol.outside import Outside
+from jax_passing.protocol.outside import Outside, Timer
 
 if TYPE_CHECKING:
     from jax_passing._native import Stall
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("jax_passing")
 
 _SAME_NUMBER = "All hosts must run the same number of steps before shutdown."
+ANSWER_S = 1.0  # to a question; a switch has less patience with the others that it asks
 SUM_NAME_CHARACTERS_MAX = 200  # of a message
 AWAITED_AGAIN_S = 30.0
 _GO_ON = "Call session.rejoin on every other host, to go on without it."
@@ -115,19 +116,32 @@ class Note(Protocol):
 
 
 class StallReporter:
-    """Says of stalls what the switches answer, and warns: at once, then ever more rarely."""
+    """Asks the switches about stalls, says what they answer, and warns: at once, then ever more rarely."""
 
     def __init__(
         self,
+        outside: Outside,
         *,
         rank: int,
         epoch: int,
         switches: Sequence[str],
+        ask: Callable[[int, Query], None],
+        told: Callable[[str, Failure | None], None],
         programs: Callable[[], str],
         is_elastic: bool = False,
         note: Note,
     ):
-        """`switches`: their addresses. `programs`: which ones not all hosts run. `note`: is told of each stall."""
+        """
+        Args:
+          switches: their addresses.
+          ask: sends a question to one of them, by its index.
+          told: takes a note for the error at the deadline, and a failure if the wait is in vain.
+          programs: says which ones not all hosts run.
+          note: is told of each stall.
+        """
+        self._outside, self._ask, self._told = outside, ask, told
+        self._asked: tuple[Stall, float] | None = None
+        self._patience: Timer | None = None
         self._note = note
         self._advice = _GO_ON if is_elastic else _SAME_NUMBER
         self._rank = rank
@@ -137,6 +151,29 @@ class StallReporter:
         self._about: tuple[object, ...] = ()
         self._next_warning_s = self._awaited_next = 0.0
         self._awaited_in = ""
+
+    def ask(self, stall: "Stall", stalled_s: float) -> None:
+        """Asks the stall's switch about it, unless a question is open."""
+        if self._asked is None:
+            self._asked = stall, stalled_s
+            self._patience = self._outside.call_later(ANSWER_S, lambda: self._on_answer(None))
+            self._ask(stall.shard, question(stall))
+
+    def answer(self, switch: int, state: SlotState) -> None:
+        """Takes what a switch says. One that comes too late means nothing."""
+        if self._asked is not None and self._asked[0].shard == switch:
+            self._on_answer(state)
+
+    def _on_answer(self, state: SlotState | None) -> None:
+        """Takes what the switch says of the stall; None: nothing."""
+        assert self._asked is not None
+        (stall, stalled_s), self._asked = self._asked, None
+        self.stop()
+        self._told(*self.report(stall, stalled_s, state))
+
+    def stop(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
 
     def report(self, stall: "Stall", stalled_s: float, state: SlotState | None) -> tuple[str, Failure | None]:
         """Returns a note for the error at the deadline, and a failure if the wait is in vain. May log.

@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from jax_passing import job_names
+from jax_passing.protocol import alike
 from jax_passing.protocol.overview import Document
 from jax_passing.records.journal import Journal
 from jax_passing.switch.jobs.admission import REASONS, least
@@ -45,6 +46,7 @@ def of_epoch(epoch: Epoch, recent: Recent, now: float) -> Document:
         "left": sorted(epoch.left),
         "awaits": whom_it_awaits(epoch) if epoch.state is EpochState.FORMING else "",
         "parent": None if epoch.uplink is None else epoch.uplink.name,
+        "confidential": any(alike.HOSTS_KEY in join.alike for join in joins),
         "link_gbit": link_gbit,
         **_rates(counted, link_gbit),
         "oldest": None if counted is None else _oldest(epoch, counted[1]),

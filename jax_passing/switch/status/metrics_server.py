@@ -9,8 +9,8 @@ import functools
 import socket
 from http import HTTPStatus
 
+from jax_passing.http_server import HttpServer, Response
 from jax_passing.metrics.exposition import form_of, written
-from jax_passing.metrics.http_server import HttpServer, Response
 from jax_passing.protocol.overview import Document
 from jax_passing.switch.status.families import families
 from jax_passing.switch.status.report import Report

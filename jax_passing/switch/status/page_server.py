@@ -15,10 +15,9 @@ from importlib.resources import files
 
 import msgspec
 
-from jax_passing import job_names
+from jax_passing import http_server, job_names
 from jax_passing.config import address_text
-from jax_passing.metrics import http_server
-from jax_passing.metrics.http_server import HttpServer, Response, Route
+from jax_passing.http_server import HttpServer, Response, Route
 from jax_passing.protocol import sentences
 from jax_passing.protocol.overview import Document, overview
 from jax_passing.switch.jobs.history import SPAN_S, History, Point

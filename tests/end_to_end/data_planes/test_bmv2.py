@@ -62,15 +62,16 @@ def build(tmp_path: Path, program: Path) -> Iterator[Callable[..., Bmv2Network]]
 
 @BOTH
 def test_every_dtype_and_transform_has_the_bits_of_the_software_switch(
-    build: Callable[..., Bmv2Network], cluster: "Cluster", data_plane: str
+    build: Callable[..., Bmv2Network], cluster: "Cluster", hosts_key: Path, data_plane: str
 ) -> None:
     network = build(data_plane=data_plane)
     switch = network.start_switch()
     through_p4 = digest(network.start_hosts("sums/sums.py"))
+    confidential = digest(network.start_hosts("sums/sums.py", JAX_PASSING_HOSTS_KEY_FILE=str(hosts_key)))
     counted = counters(switch)
     assert counted["complete"] > 1000
     assert not {name for name in counted if name.startswith("foreign") or name == "malformed"}
-    assert digest(cluster.start("sums/sums.py", devices=1)) == through_p4
+    assert digest(cluster.start("sums/sums.py", devices=1)) == through_p4 == confidential
 
 
 @BOTH

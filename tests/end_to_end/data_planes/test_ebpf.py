@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,9 @@ def cluster() -> Iterator[Cluster]:
         yield cluster
 
 
-def test_every_sum_has_the_bits_of_the_software_switch(cluster: Cluster) -> None:
+def test_every_sum_has_the_bits_of_the_software_switch(
+    cluster: Cluster, hosts_key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     switch = cluster.start_switch()
     expected = digest(cluster.start_hosts("sums/sums.py", *SOME_DTYPES, devices=2))
     counters(switch)
@@ -37,6 +40,11 @@ def test_every_sum_has_the_bits_of_the_software_switch(cluster: Cluster) -> None
     assert counted["results_multicast"] == counted["complete"] > 0
     verdicts = ("added", "complete", "resend", "duplicate", "stale")
     assert counted["packets_received"] == sum(counted.get(name, 0) for name in verdicts)
+
+    monkeypatch.setenv("JAX_PASSING_HOSTS_KEY_FILE", str(hosts_key))
+    cluster.start_ebpf()
+    confidential = cluster.start_hosts("sums/sums.py", *SOME_DTYPES, devices=2)
+    assert digest(confidential) == expected
 
 
 def test_two_jobs_at_once_and_a_switch_that_was_killed(cluster: Cluster) -> None:

@@ -33,10 +33,15 @@ def went_on(processes: "list[Process]", nth: int) -> float:
 
 
 @pytest.mark.parametrize(
-    "wire", [pytest.param("full", marks=pytest.mark.smoke), pytest.param("int8", marks=pytest.mark.slow)]
+    ("wire", "confidential"),
+    [
+        pytest.param("full", False, marks=pytest.mark.smoke),
+        ("full", True),
+        pytest.param("int8", False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_with_faults_has_the_bits_of_one_without(
-    cluster: "Cluster", wire: str, monkeypatch: pytest.MonkeyPatch
+    cluster: "Cluster", hosts_key: Path, wire: str, confidential: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One host is killed, another one comes, the switch is killed and its standby takes over.
 
@@ -46,6 +51,8 @@ def test_a_run_with_faults_has_the_bits_of_one_without(
     args = ["--steps", "100", *(["--check"] if wire == "full" else [])]
     settings = {"world_size_min": "2", "standby": standby.address, "wire_dtype": wire}
     settings["lease_s"] = "30"  # one is stopped while another starts
+    if confidential:
+        settings["hosts_key_file"] = str(hosts_key)
     monkeypatch.setenv("JAX_LOG_COMPILES", "1")
     running = [start(cluster, rank, *args, **settings) for rank in range(HOSTS)]
     went_on(running, 1)

@@ -52,5 +52,11 @@ def test_checkpoints(cluster: "Cluster", tmp_path: Path) -> None:
     assert (near, same > 0) == (0, True)
 
 
+def test_confidential(cluster: "Cluster", hosts_key: Path, tmp_path: Path) -> None:
+    """TLS carries what hosts send each other without the switch."""
+    env = {"JAX_PASSING_HOSTS_KEY_FILE": str(hosts_key), "MESHES": "row"}
+    check(cluster, tmp_path, "collectives", hosts=3, devices=1, env=env)
+
+
 def test_utilities_of_three_hosts(cluster: "Cluster", tmp_path: Path) -> None:
     check(cluster, tmp_path, "host_utils", hosts=3, devices=2)

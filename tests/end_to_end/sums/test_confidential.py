@@ -6,7 +6,6 @@ import math
 import os
 import socket
 import struct
-import subprocess
 import threading
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from jax_passing.protocol import packet
-from support.jobs.cluster import COMPILED_FAST, PASSING, counters, digest
+from support.jobs.cluster import COMPILED_FAST, counters, digest
 
 if TYPE_CHECKING:
     from support.jobs.cluster import Cluster
@@ -85,13 +84,10 @@ def deviation(packets: list[bytes], byte: int) -> float:
     return (statistic - 255) / math.sqrt(2 * 255)
 
 
-def test_who_reads_all_packets_sees_random_numbers(cluster: "Cluster", tmp_path: Path) -> None:
+def test_who_reads_all_packets_sees_random_numbers(cluster: "Cluster", hosts_key: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root may read all packets")
-    key_file = tmp_path / "hosts.key"
-    key_file.touch(mode=0o600)
-    key_file.write_text(subprocess.run([*PASSING, "key", "--hosts"], capture_output=True, text=True, check=True).stdout)
-    env = COMPILED_FAST | {"JAX_PASSING_HOSTS_KEY_FILE": str(key_file), "JAX_PASSING_CONFIDENTIAL": "true"}
+    env = COMPILED_FAST | {"JAX_PASSING_HOSTS_KEY_FILE": str(hosts_key), "JAX_PASSING_CONFIDENTIAL": "true"}
     with Reader(int(cluster.switch.address.rpartition(":")[2])) as reader:
         confidential = digest(cluster.start(PROGRAM, *DTYPES, env=env))
     assert counters(cluster.switch)["complete"] > 0

@@ -87,8 +87,8 @@ def test_ranks_of_devices_are_the_newcomers():
 
 
 def test_in_an_elastic_session_errors_say_what_goes_on():
-    one = host(1, survivors=3, started_as=2)
-    assert one.ranks.host._join(one.ranks.host.shards[0]).started_as == 2
+    one = DrivenHost(1, met=messages.Met(5, 1, 3, 3, 7), started_as=2)
+    assert one.joins(0).started_as == 2
     text = "Rank 0 is lost. Look at its log. Then call jax_passing.init again on every host."
     one.switch(0, messages.Failed("HostLostError", text, (0,)))
     assert one.ranks.failure.message == "Rank 0 is lost. Look at its log. Then call session.rejoin on every host."

@@ -13,7 +13,7 @@ import jax_passing
 from jax_passing.config import address_text, parse_address
 from jax_passing.errors import ConfigError, JoinError, SwitchUnreachableError
 from jax_passing.host import session as sessions
-from jax_passing.host.control import contact, membership
+from jax_passing.host.control import contact, shard
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from support.host.stalls import Stall
@@ -110,7 +110,7 @@ def test_the_one_that_does_not_answer_is_named(three):
 
 
 def test_a_switch_that_comes_late_costs_no_other_its_patience(three, monkeypatch):
-    monkeypatch.setattr(membership, "CONNECTED_S", 0.2)
+    monkeypatch.setattr(shard, "CONNECTED_S", 0.2)
     first, _, late = three.each
     host, port = parse_address(late.address)
     late.stop()
@@ -162,8 +162,8 @@ def test_a_host_tells_the_other_switches_why_it_hangs_up(three, monkeypatch):
     """Else their hosts would name that host, which only heard that the job is over. (Seed 495 of the simulator.)"""
     first, second = members(three)
     told = []
-    for shard in first.membership.shards:
-        monkeypatch.setattr(shard, "send", lambda message, name=shard.name: told.append((name, message)))
+    for each in first.membership.shards:
+        monkeypatch.setattr(each, "send", lambda message, name=each.name: told.append((name, message)))
     monkeypatch.setattr(second.membership, "fail", lambda *_, **__: None)  # else it may be the first to tell
     second.send(1, messages.Fail("DeadlineExceededError", "60 s", (1,)))
     until(lambda: first.failure is not None)

@@ -28,47 +28,44 @@ def test_explanations(state, order, sentence, gone):
     assert found.gone == gone
 
 
-def unheard(text, **facts): ...
+def reporter(note=lambda text, **facts: None, rank=0):
+    asks = {"ask": None, "told": None}  # it isn't asked for that here
+    return stalls.StallReporter(None, rank=rank, epoch=1, switches=["a:1", "b:2"], **asks, programs=str, note=note)
 
 
 def test_a_stall_of_this_hosts_gpu(caplog):
     found = stalls.explain(Stall(waits_for_gpu=True), SlotState(left=(1,), missing=(1,)), rank=0, switch="b:2")
     assert "this host's own GPU" in found.text
     assert (found.missing, found.gone) == ((0,), ())
-    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], programs=str, note=unheard)
-    reporter.report(Stall(waits_for_gpu=True), 5.0, None)
+    reporter().report(Stall(waits_for_gpu=True), 5.0, None)
     assert "step 0; epoch 1). It waits for this host's own GPU" in caplog.text
 
 
 def test_warnings_get_rarer(caplog):
-    reporter = stalls.StallReporter(rank=0, epoch=1, switches=["a:1", "b:2"], programs=str, note=unheard)
+    warns = reporter()
     for second in range(5, 60):
-        reporter.report(Stall(), float(second), None)
+        warns.report(Stall(), float(second), None)
     assert len(caplog.records) == 4  # at 5, 10, 20 and 40 s
-    reporter.report(Stall(sequence=10), 5.0, None)
+    warns.report(Stall(sequence=10), 5.0, None)
     assert len(caplog.records) == 5
 
 
 def test_who_is_awaited_is_warned_now_and_then(caplog):
     notes = []
-    reporter = stalls.StallReporter(
-        rank=2, epoch=1, switches=["a:1"], programs=str, note=lambda text, **facts: notes.append(facts)
-    )
+    warns = reporter(lambda text, **facts: notes.append(facts), rank=2)
     for second in range(35):
-        reporter.awaited(Awaited("rank 0 (node, 10.0.0.1)", "train.py:4:2 psum"), float(second))
+        warns.awaited(Awaited("rank 0 (node, 10.0.0.1)", "train.py:4:2 psum"), float(second))
     text = "rank 0 (node, 10.0.0.1) waits for rank 2, this host, in train.py:4:2 psum: this host hasn't come to it"
     assert [record.message.startswith(text) for record in caplog.records] == [True, True]
-    reporter.awaited(Awaited("rank 0 (node, 10.0.0.1)", "train.py:9:2 psum"), 36.0)
+    warns.awaited(Awaited("rank 0 (node, 10.0.0.1)", "train.py:9:2 psum"), 36.0)
     assert len(caplog.records) == 3
     assert notes[0] == {"site_name": "train.py:4:2 psum", "missing": [2]}
 
 
 def test_stalls_are_noted_with_whom_they_wait_for():
     notes = []
-    reporter = stalls.StallReporter(
-        rank=0, epoch=1, switches=["a:1", "b:2"], programs=str, note=lambda text, **facts: notes.append((text, facts))
-    )
-    reporter.report(Stall(), 5.0, SlotState(left=(), empty=False, sequence=9, missing=(1,), who="rank 1 (node, b)"))
+    noting = reporter(lambda text, **facts: notes.append((text, facts)))
+    noting.report(Stall(), 5.0, SlotState(left=(), empty=False, sequence=9, missing=(1,), who="rank 1 (node, b)"))
     ((text, facts),) = notes
     assert text == "Missing: rank 1 (node, b)."
     assert (facts["missing"], facts["waited_s"]) == ([1], 5.0)

@@ -10,9 +10,10 @@ import pytest
 from prometheus_client import parser as text_parser
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
+from jax_passing import http_server
 from jax_passing.config import parse_address
 from jax_passing.errors import ConfigError
-from jax_passing.metrics import exposition, http_server
+from jax_passing.metrics import exposition
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
 from jax_passing.switch.status import families as told
 from jax_passing.switch.status.metrics_server import MetricsServer

@@ -2,8 +2,8 @@
 
 import asyncio
 
+from jax_passing.protocol import alike, sentences
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol import sentences
 from jax_passing.protocol.overview import overview
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
 from jax_passing.switch.status import document as status_document
@@ -32,10 +32,11 @@ async def asked(switch):
 @scenario()
 async def test_anybody_hears_of_a_running_job(switch):
     switch.data_plane.counted[1] = COUNTS
-    await switch.job(link_gbit=10.0, host_name="node")
+    await switch.job(link_gbit=10.0, host_name="node", alike={alike.HOSTS_KEY: "digest"})
     document = await asked(switch)
     (told,) = document["jobs"]
     assert (told["job"], told["state"], told["world_size"], told["slots"]) == ("a", "running", 2, 256)
+    assert told["confidential"]
     assert (told["chunks"], told["resends"], told["chunks_waiting"], told["absent"]) == (100, 5, 2, [])
     assert told["line_rate_share"] == told["goodput_gbit"] / 10.0 > 0
     assert told["oldest"]["missing"] == [1]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jax_passing.host.control import membership
+from jax_passing.host.control import stalls
 from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.data_plane import SlotVersion
 from jax_passing.switch.tree import questions
@@ -121,7 +121,7 @@ async def test_queries_travel_through_three_levels(tree, root):
 
 def test_a_host_hears_which_switch_doesnt_answer(monkeypatch):
     monkeypatch.undo()  # the patience of the other tests
-    assert questions.PATIENCE_S < membership.ANSWER_S
+    assert questions.PATIENCE_S < stalls.ANSWER_S
 
 
 @in_tree()

@@ -8,9 +8,9 @@ import urllib.request
 
 import pytest
 
+from jax_passing import http_server
 from jax_passing.errors import ConfigError
-from jax_passing.metrics import http_server
-from jax_passing.metrics.http_server import CONNECTIONS_MAX, HttpServer, Response
+from jax_passing.http_server import CONNECTIONS_MAX, HttpServer, Response
 
 
 async def hello(accept):
