@@ -68,6 +68,7 @@ def test_transforms(transform):
     check(got, by_lax(transform, BY_CALLS)(rows))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_fast")
 def test_every_dtype():
     with jax.enable_x64(True):  # on this thread only

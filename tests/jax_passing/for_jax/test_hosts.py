@@ -47,7 +47,9 @@ def tell(followers: list[Follower], do: str, **question: Any) -> list[Any]:
     return [answer["value"] for answer in answers]
 
 
-@pytest.mark.parametrize(("hosts", "devices", "way"), [(2, 2, "late"), (3, 1, "early")])
+@pytest.mark.parametrize(
+    ("hosts", "devices", "way"), [(2, 2, "late"), pytest.param(3, 1, "early", marks=pytest.mark.slow)]
+)
 def test_sums_of_jit_and_of_psum(hosts: int, devices: int, way: str) -> None:
     with started(hosts, devices, way) as followers:
         assert len({str(value) for value in tell(followers, "jit_sum", arguments={"elements": 1000})}) == 1

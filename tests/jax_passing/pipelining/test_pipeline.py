@@ -99,7 +99,7 @@ def made(stages, width, microbatches, schedule, stages_per_device=1):
         pytest.param(1, 1, 1, "1f1b", 1, marks=pytest.mark.slow),
         pytest.param(2, 2, 3, "gpipe", 1, marks=pytest.mark.slow),
         (3, 2, 4, "1f1b", 1),
-        (4, 1, 2, "zb-h1", 1),
+        pytest.param(4, 1, 2, "zb-h1", 1, marks=pytest.mark.slow),
         (2, 2, 4, "interleaved", 2),
     ],
 )
@@ -193,7 +193,7 @@ def test_arguments_may_lie_on_a_mesh_with_explicit_axes():
     same(run(placed, jax.device_put(batch, whole)), expected(params, batch, 4))
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("schedule", ["1f1b", pytest.param("zb-h1", marks=pytest.mark.slow)])
 def test_layers_are_sharded_along_other_axes(schedule):
     params, batch = arguments(8)
     plan = partition(loss, params, microbatch(batch, 0), stages=2, has_aux=True)
