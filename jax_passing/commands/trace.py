@@ -6,18 +6,19 @@ from typing import Annotated
 
 import typer
 
-from jax_passing.commands.why import Files, diagnosed, records_of_this_version
+from jax_passing.commands.why import Files, Job, diagnosed, records_of_this_version
 
 
 def trace(
     files: Files,
+    job: Job = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="Write the trace here.")] = Path("trace.json"),
 ) -> None:
     """Make a trace of flight records, which https://ui.perfetto.dev shows: all hosts' sums on one time line."""
     from jax_passing.errors import ConfigError
     from jax_passing.records.trace_events import trace_events
 
-    diagnosis = diagnosed(files)
+    diagnosis = diagnosed(files, job)
     with records_of_this_version():
         document = trace_events(diagnosis)
     try:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 Files = Annotated[
     list[Path], typer.Argument(metavar="FILE...", help="Flight records of hosts and switches, or folders of them.")
 ]
+Job = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The job. Default: that of the record that was written last.")
+]
 
 
 @contextmanager
@@ -31,8 +34,8 @@ def records_of_this_version() -> Iterator[None]:
         raise ConfigError(f"A record isn't complete, or of another version ({problem}). Leave it out.") from error
 
 
-def diagnosed(files: Sequence[Path]) -> "Diagnosis":
-    """Reads the records, and returns what they show. Raises ConfigError."""
+def diagnosed(files: Sequence[Path], job: str | None) -> "Diagnosis":
+    """Reads the records, and returns what they show of this job, or of the last one. Raises ConfigError."""
     from jax_passing.errors import ConfigError
     from jax_passing.records.diagnosis import diagnose
     from jax_passing.records.files import read
@@ -41,23 +44,22 @@ def diagnosed(files: Sequence[Path]) -> "Diagnosis":
     if not found:
         raise ConfigError(f"There is no flight record in {', '.join(repr(str(file)) for file in files)}.")
     with records_of_this_version():
-        diagnosis = diagnose([read(file) for file in found])
+        diagnosis = diagnose([read(file) for file in found], job)
     if diagnosis is None:
-        raise ConfigError("None of these records is of a host: a switch alone doesn't know who waits for whom.")
+        whose = "a host" if job is None else f"a host of job {job!r}"
+        raise ConfigError(f"None of these records is of {whose}: a switch alone doesn't know who waits for whom.")
     return diagnosis
 
 
 def why(
     files: Files,
+    job: Job = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all waits as JSON.")] = False,
 ) -> None:
-    """Tell from flight records why a job stood still: who waited for whom, where in the program, and since when.
-
-    Where there are records of several jobs, it tells of the job that wrote one last.
-    """
+    """Tell from flight records why a job stood still: who waited for whom, where in the program, and since when."""
     from jax_passing.records.sentences import sentences
 
-    diagnosis = diagnosed(files)
+    diagnosis = diagnosed(files, job)
     with records_of_this_version():
         told = ["".join(c if c.isprintable() else "?" for c in sentence) for sentence in sentences(diagnosis)]
     if as_json:

@@ -146,9 +146,11 @@ def _joined_at(view: HostView) -> float:
     return float(max((event["at"] for event in events), default=0.0))
 
 
-def diagnose(records: Sequence[Record]) -> Diagnosis | None:
-    """Returns what the records show of the job that the newest one is of; None if no host has one."""
-    of_hosts = sorted((one for one in records if one[OURS]["kind"] == "host"), key=lambda one: one[OURS]["written_at"])
+def diagnose(records: Sequence[Record], job: str | None = None) -> Diagnosis | None:
+    """Returns what the records show of this job, or of the one that the newest record is of; None if no host of it has
+    one."""
+    of_hosts = [one for one in records if one[OURS]["kind"] == "host" and job in (None, one[OURS]["job"])]
+    of_hosts.sort(key=lambda one: one[OURS]["written_at"])
     if not of_hosts:
         return None
     newest = of_hosts[-1][OURS]

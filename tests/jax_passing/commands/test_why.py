@@ -19,6 +19,16 @@ def test_sentences_and_json(run, tmp_path):
     assert document["waits"][0]["absent"] == [1]
 
 
+def test_a_folder_with_records_of_several_jobs(run, tmp_path):
+    files.write(host(0, [sum_of(A, 1, "started", 3.0)], written_ago_s=9.0), "a", tmp_path)
+    files.write(host(0, job="other", world_size=1), "b", tmp_path)
+    for job, shown in (((), "other"), (("--job", "job"), "job")):
+        _, out = run("why", tmp_path, *job)
+        assert out.startswith(f"Job {shown!r}, epoch 5, ")
+    code, _ = run("why", tmp_path, "--job", "none")
+    assert code.startswith("jax-passing: None of these records is of a host of job 'none'")
+
+
 def test_what_is_no_use_is_said(run, tmp_path):
     assert run("why", tmp_path) == (f"jax-passing: There is no flight record in {str(tmp_path)!r}.", "")
     code, _ = run("why", files.write(switch([]), "switch", tmp_path))
