@@ -165,7 +165,8 @@ def _check(jaxpr: core.Jaxpr) -> None:
                 "out, and say how parameters lie by param_specs of jax_passing.pipeline."
             )
         for param in jax.tree.leaves(eqn.params, is_leaf=is_jaxpr):
-            if is_jaxpr(param):
+            # A kernel's own reads and writes are effects inside of it.
+            if is_jaxpr(param) and eqn.primitive.name != "pallas_call":
                 _check(param.jaxpr if isinstance(param, core.ClosedJaxpr) else param)
 
 
