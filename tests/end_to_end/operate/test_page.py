@@ -92,7 +92,10 @@ def test_a_job_called_as_what_objects_have_and_one_that_cant_be_shown(cluster: C
     job = {
         **{"job": "constructor", "state": "running", "goodput_gbit": 1.0, "link_gbit": None, "oldest": None},
         **{part: [] for part in ("absent", "left", "late", "parents")},
-        "members": [{**member, **unknown, "has_left": False}],
+        "members": [
+            {**each, **unknown, "has_left": False}
+            for each in (member, {**member, "ranks": [1, 3], "switch": "10.0.0.3:7171"})
+        ],
     }
     jobs = [{**job, "job": "strange", "members": None}, job]
     told = browser.value(f"""fetch('status.json').then(answer => answer.json()).then(seen => {{
@@ -104,7 +107,7 @@ def test_a_job_called_as_what_objects_have_and_one_that_cant_be_shown(cluster: C
     strange, constructor = told
     assert strange.startswith("strange")
     assert "This page can't show the job" in strange
-    assert re.search(r"(?s)constructor.*about constructor.*Goodput\s+no sums yet.*node7", constructor)
+    assert re.search(r"(?s)constructor.*about constructor.*Goodput\s+no sums yet.*node7.*1, 3\s+switch 10", constructor)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -93,7 +93,7 @@ function plots(job, told, recoveries) {
     plot("Goodput", points.map(p => [p[0], p[1]]), history, faults,
       { limit: job.link_gbit, told: p => `${figure(p[1])} Gbit/s` }),
     plot("Others waited", points.map(p => [p[0], p[2], p[4], p[3]]), history, faults,
-      { least: 0.1, told: p => `rank ${p[3]}: ${percent(p[1])} of the time` }),
+      { least: 0.1, told: p => `rank ${p[3]}: ${percent(p[1])}` }),
     plot("Resends", points.map(p => [p[0], p[5]]), history, faults,
       { least: 1, told: p => `${figure(p[1])} a second` }));
 }
@@ -205,6 +205,16 @@ function fitted(text, width) {
 
 // Jobs and lists.
 
+// Writes ranks, which are in ascending order, as "1, 4–9".
+function runs(ranks) {
+  const found = [];
+  for (const rank of ranks) {
+    if (rank === found.at(-1)?.[1] + 1) found.at(-1)[1] = rank;
+    else found.push([rank, rank]);
+  }
+  return found.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(", ");
+}
+
 function members(job) {
   const late = new Set(job.late.map(one => String(one.ranks)));
   const isCounted = job.members.some(member => member.waited_s !== null);  // it runs, at a data plane that can tell
@@ -213,8 +223,7 @@ function members(job) {
   const rows = shown.map(member => {
     const [host] = member.hosts;
     const name = member.switch ? `switch ${member.switch}` : host.name || member.address;
-    const ranks = member.ranks.length > 1 ? `${member.ranks[0]}–${member.ranks.at(-1)}` : String(member.ranks[0]);
-    const cells = [html("td", {}, ranks),
+    const cells = [html("td", {}, runs(member.ranks)),
       html("td", {}, name, name === member.address ? "" : html("small", {}, member.address))];
     if (isCounted) {
       const waited = html("td", {}, known(member.waited_s, seconds), bar(member.waited_share ?? 0));
