@@ -17,11 +17,15 @@
 
 namespace passing {
 
+struct Protection {
+  bool checked = false, masked = false;
+};
+
 class Cluster {
  public:
   static constexpr uint32_t kSlotCount = 1024;  // the default of jax-passing switch
 
-  explicit Cluster(uint32_t world_size, bool is_masked = false) : udp_switch_("127.0.0.1", 0, kSlotCount) {
+  explicit Cluster(uint32_t world_size, const Protection& sums = {}) : udp_switch_("127.0.0.1", 0, kSlotCount) {
     JobSlots slots{.job = 1, .epoch = 1, .slot_first = 0, .slot_count = kSlotCount, .addresses = {}};
     std::vector<UdpSocket> sockets;
     for (uint32_t rank = 0; rank < world_size; ++rank) {
@@ -34,7 +38,8 @@ class Cluster {
                           .world_size = world_size,
                           .shards = {{.job = 1, .epoch = 1, .worker = static_cast<uint16_t>(rank)}},
                           .slots_per_shard = kSlotCount,
-                          .mask_key = is_masked ? std::optional(LaneMasks::Key{1}) : std::nullopt};
+                          .check_key = sums.checked ? std::optional(SumCheck::Key{1}) : std::nullopt,
+                          .mask_key = sums.masked ? std::optional(LaneMasks::Key{1}) : std::nullopt};
       std::vector<UdpSocket> socket;
       socket.push_back(std::move(sockets[rank]));
       hosts_.push_back(std::make_unique<Transport>(std::move(socket), RankOptions{.job = job}));

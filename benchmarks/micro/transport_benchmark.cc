@@ -3,7 +3,8 @@
 //   transport_benchmark                    the whole table, about 30 s
 //   transport_benchmark HOSTS DTYPE BYTES  one line of it, repeated until stopped: for a profiler, as in
 //                                          perf record -g -p $(pgrep transport_bench)
-//   transport_benchmark HOSTS DTYPE BYTES masked  the same, with and without masked lanes in turns
+//   transport_benchmark HOSTS DTYPE BYTES plain checked masked confidential  the same, of these in turns: sums that are
+//                                          checked, whose lanes are masked, or both
 //
 // Each host has a thread that starts a sum and waits for it, as a program does, and the next one at once. Times are
 // of one sum on one host; CPU is what the threads ran (the scheduler's count), per KB of the sum on one host: a host's
@@ -94,7 +95,7 @@ struct Case {
   DType dtype;
   uint64_t bytes;
   int sums;
-  bool is_masked = false;
+  std::string kind = "plain";
 };
 
 struct Line {
@@ -140,7 +141,8 @@ std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_exe
 }
 
 Line Measure(const Case& c) {
-  Cluster cluster(c.world_size, c.is_masked);
+  Cluster cluster(c.world_size, {.checked = c.kind == "checked" || c.kind == "confidential",
+                                 .masked = c.kind == "masked" || c.kind == "confidential"});
   const std::vector<uint32_t> in(c.bytes / 4, 1);
   std::vector<std::vector<uint32_t>> outs(c.world_size, in);
   std::vector<double> times_us;
@@ -183,8 +185,8 @@ Line Measure(const Case& c) {
 
 void Print(const Case& c) {
   const Line line = Measure(c);
-  std::printf("%5u  %-7s%c %8llu  %10.1f  %10.1f  %10.1f  %10.1f  %7.2f  %7.0f  %7.0f  %6.2f  %6.3f %%\n", c.world_size,
-              c.dtype == DType::kInt32 ? "int32" : "float32", c.is_masked ? '*' : ' ',
+  std::printf("%5u  %-7s  %-12s  %8llu  %10.1f  %10.1f  %10.1f  %10.1f  %7.2f  %7.0f  %7.0f  %6.2f  %6.3f %%\n",
+              c.world_size, c.dtype == DType::kInt32 ? "int32" : "float32", c.kind.c_str(),
               static_cast<unsigned long long>(c.bytes), line.p10_us, line.median_us, line.p90_us, line.p99_us,
               static_cast<double>(c.bytes) / line.median_us / 1e3, line.host_ns_per_kb, line.switch_ns_per_kb,
               line.sleeps, 100 * line.resent_share);
@@ -193,7 +195,8 @@ void Print(const Case& c) {
 
 void Main(int argc, char** argv) {
   std::printf(
-      "hosts  dtype       bytes      p10 us   median us      p90 us      p99 us     GB/s  host ns/KB  switch  sleeps   "
+      "hosts  dtype    kind             bytes      p10 us   median us      p90 us      p99 us     GB/s  host ns/KB  "
+      "switch  sleeps   "
       "resent\n");
   const auto sums = [](uint64_t bytes) { return bytes <= 1 << 16 ? 4000 : 6; };
   if (argc >= 4) {
@@ -202,7 +205,10 @@ void Main(int argc, char** argv) {
              .dtype = std::strcmp(argv[2], "int32") == 0 ? DType::kInt32 : DType::kFloat32,
              .bytes = bytes,
              .sums = sums(bytes)};
-    for (const bool in_turns = argc == 5;; one.is_masked ^= in_turns) Print(one);
+    for (int turn = 0;; ++turn) {
+      if (argc > 4) one.kind = argv[4 + turn % (argc - 4)];
+      Print(one);
+    }
   }
   for (const uint32_t world_size : {2u, 4u, 8u}) {
     for (const uint64_t bytes : {uint64_t{1} << 10, uint64_t{1} << 16, uint64_t{1} << 26}) {

@@ -247,7 +247,7 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
 
 void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes) {
   const Segment& segment = placed.segment();
-  placed.exponents.Take(placed.sum->plan().ExponentRange(segment, chunk), lanes);
+  packets_.TakeExponents(placed, chunk, lanes);
   if (placed.exponents.known()) log_.OnSendable(placed);
   if (!segment.guesses()) return;
 

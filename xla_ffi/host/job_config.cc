@@ -10,6 +10,11 @@ namespace passing {
 
 uint32_t LanesBehind(const JobConfig& job) { return job.check_key ? SumCheck::kLanes : job.mask_key ? kFlagLanes : 0; }
 
+bool HasExponentsApart(const JobConfig& job) {
+  constexpr uint32_t kMaxRanks = kRanksPerLane * SumCheck::kNumberLanes * kNumbersPerBlock;
+  return job.mask_key || (job.check_key && job.world_size <= kMaxRanks);
+}
+
 bool IsInRange(const JobConfig& job) {
   const auto every_shard = [&](auto&& holds) { return std::all_of(job.shards.begin(), job.shards.end(), holds); };
   const bool ranks = job.world_size <= kMaxWorldSize && job.rank < job.world_size &&

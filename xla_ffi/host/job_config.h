@@ -44,6 +44,10 @@ struct JobConfig {
 // masked.
 uint32_t LanesBehind(const JobConfig& job);
 
+// Do ranks have lanes of their own for exponents (PlanLimits)? Where lanes are masked, as a switch can't take their
+// maxima; and where sums are checked, as long as it takes no more lanes than numbers that are sealed.
+bool HasExponentsApart(const JobConfig& job);
+
 // Are the job's numbers, which the switches told, possible?
 bool IsInRange(const JobConfig& job);
 

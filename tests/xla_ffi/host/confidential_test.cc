@@ -43,6 +43,7 @@ TEST(Confidential, sumsHaveTheBitsThatTheyHaveWithoutMasks) {
       {"two hosts", {.world_size = 2, .faults = kFaults, .mask_key = kKey}},
       {"three hosts, checked sums",
        {.world_size = 3, .faults = kFaults, .check_key = SumCheck::Key{1}, .mask_key = kKey}},
+      {"checked alone", {.world_size = 7, .faults = kFaults, .check_key = SumCheck::Key{1}}},
       {"shards", {.world_size = 3, .shard_count = 2, .faults = kFaults, .mask_key = kKey}},
       {"two racks", {.world_size = 6, .trees = {Tree::Levels(6, {2})}, .faults = kFaults, .mask_key = kKey}},
       {"full packets",

@@ -27,7 +27,8 @@ struct PlacedSegment {
   SumPass* sum = nullptr;    // null until this host issues it, and once the segment is done
   bool is_prepared = false;  // this host's elements are there; nothing is sent before
   SegmentExponents exponents{};
-  uint32_t next_chunk = 0;  // to be sent for the first time
+  uint64_t exponents_digest = 0;  // of sums that are checked (sum_check.h)
+  uint32_t next_chunk = 0;        // to be sent for the first time
   uint32_t chunks_done = 0;
 
   const Segment& segment() const { return sum->plan().segment(entry.id.segment); }

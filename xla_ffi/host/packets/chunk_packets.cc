@@ -34,7 +34,8 @@ ChunkPackets::ChunkPackets(const JobConfig& job)
 
 // The switch adds up its lanes; else it takes their maximum. Masked lanes are always added up.
 bool ChunkPackets::IsAddedUp(const PlacedSegment& placed, uint32_t chunk) const {
-  return masks_ || (!placed.segment().CarriesExponents(chunk) && placed.sum->spec().op == Op::kSum);
+  if (placed.segment().CarriesExponents(chunk)) return HasExponentsApart(job_);
+  return masks_ || placed.sum->spec().op == Op::kSum;
 }
 
 // Chunks that are added up have a check; those whose maximum is taken have none.
@@ -56,11 +57,17 @@ ChunkRole ChunkPackets::RoleIn(const PlacedSegment& placed, uint32_t chunk) cons
 // Exponents that are added up have no exponents themselves.
 SumCheck::Chunk ChunkPackets::ToCheck(const PlacedSegment& placed, uint32_t chunk) const {
   if (placed.segment().CarriesExponents(chunk)) {
-    return {.position = placed.PositionOf(chunk), .exponents = {}, .may_wrap = false};
+    return {.position = placed.PositionOf(chunk), .exponents = 0, .may_wrap = false};
   }
   return {.position = placed.PositionOf(chunk),
-          .exponents = placed.exponents.Sending(placed.segment(), chunk),
+          .exponents = placed.segment().guesses() ? check_->DigestOf(placed.exponents.Sending(placed.segment(), chunk))
+                                                  : placed.exponents_digest,
           .may_wrap = placed.sum->lanes_may_wrap()};
+}
+
+void ChunkPackets::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* numbers) const {
+  placed.exponents.Take(placed.sum->plan().ExponentRange(placed.segment(), chunk), numbers);
+  if (check_ && placed.exponents.known()) placed.exponents_digest = check_->DigestOf(placed.exponents.of_data());
 }
 
 // The chunk carries exponents.

@@ -29,7 +29,8 @@ class ChunkPackets {
     return {.lanes_per_chunk = job_.lanes_per_chunk - LanesBehind(job_),
             .window = sharding_.window_of_guesses(),
             .lanes_per_exponent = lanes_per_number(),
-            .ranks_apart = masks_.has_value()};
+            .exponents_apart = HasExponentsApart(job_),
+            .maxima_apart = masks_.has_value()};
   }
 
   // The header of the packet that this rank sends, without its flags: these depend on the elements.
@@ -60,6 +61,8 @@ class ChunkPackets {
   // Returns the numbers of an exponent chunk's result, or null unless every maximum is at least this host's own one.
   // `scratch` must hold wire::kMaxLanes lanes; it receives the unsealed numbers where numbers are sealed.
   const uint8_t* Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t* scratch) const;
+  // Takes the numbers that Maxima returned.
+  void TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* numbers) const;
   // May these lanes be the sum of what all ranks sent for the chunk? Always true where sums aren't checked.
   bool IsSum(const PlacedSegment& placed, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const;
 
@@ -67,7 +70,7 @@ class ChunkPackets {
   bool MayBeBare(const PlacedSegment& placed, uint32_t chunk) const;
   ChunkRole RoleIn(const PlacedSegment& placed, uint32_t chunk) const;
   // Are the numbers of exponent chunks sealed? Those that are added up have a check as data has.
-  bool seals_numbers() const { return check_ && !masks_; }
+  bool seals_numbers() const { return check_ && !HasExponentsApart(job_); }
   uint32_t lanes_per_number() const { return seals_numbers() ? SumCheck::kNumberLanes : 1; }
   bool IsAddedUp(const PlacedSegment& placed, uint32_t chunk) const;
   bool IsChecked(const PlacedSegment& placed, uint32_t chunk) const;

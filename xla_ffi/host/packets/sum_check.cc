@@ -12,28 +12,20 @@
 namespace passing {
 namespace {
 
-constexpr uint32_t kPrime = 4'194'301;  // 2^22 - 3
 constexpr uint32_t kMaxRanks = kMaxWorldSize;
-static_assert(uint64_t{kMaxRanks} * kPrime < uint64_t{1} << 32);
-constexpr uint32_t kMaxCheckedLanes = wire::kMaxLanes - SumCheck::kLanes + 1;  // the one that counts flags among them
-static_assert(uint64_t{kMaxCheckedLanes} * kPrime < uint64_t{1} << 31);        // times an int32: below 2^62
+
+constexpr int kPrimeBits = 44, kCodeBits = kPrimeBits / 2;  // of a lane
+constexpr int64_t kPrimeBelow = 17, kPrime = (int64_t{1} << kPrimeBits) - kPrimeBelow;
+static_assert(uint64_t{kMaxRanks} << kCodeBits <= uint64_t{1} << 32);
 
 // The purposes of draws from the key, so that no two draws are the same.
-enum class Draw : uint64_t { kFactor, kPads, kChunk, kNumber };
+enum class Draw : uint64_t { kFactor, kPads, kExponents, kNumber };
 
 constexpr int kNumberCodeBits = 32 - SumCheck::kNumberBits;  // in each lane
 
 // Counts how many ranks set each flag; the sums of 1,024 fit: 1,025^3 < 2^31.
 constexpr uint32_t kFlagBase = kMaxRanks + 1;
 constexpr uint32_t kFlagFactors[] = {1, kFlagBase, kFlagBase* kFlagBase};
-
-PASSING_CLONES int64_t Product(const uint8_t* __restrict lanes, uint32_t count, const int32_t* __restrict factors) {
-  int64_t sum = 0;
-  for (uint32_t i = 0; i < count; ++i) {
-    sum += int64_t{static_cast<int32_t>(wire::LoadLane(lanes, i))} * factors[i];
-  }
-  return sum;
-}
 
 PASSING_CLONES uint32_t WrappingProduct(const uint8_t* __restrict lanes, uint32_t count,
                                         const uint32_t* __restrict factors) {
@@ -42,12 +34,21 @@ PASSING_CLONES uint32_t WrappingProduct(const uint8_t* __restrict lanes, uint32_
   return sum;
 }
 
-// Else it is modulo the prime.
-bool IsModuloWord(uint32_t code, bool may_wrap) { return may_wrap || code == 1; }
+// `value` modulo the prime. 2^44 is 17.
+uint64_t BelowPrime(__int128 value) {
+  constexpr int64_t kMask = (int64_t{1} << kPrimeBits) - 1;
+  auto rest = static_cast<int64_t>((value >> kPrimeBits) * kPrimeBelow + (static_cast<int64_t>(value) & kMask));
+  rest -= rest >= kPrime ? kPrime : 0;
+  return static_cast<uint64_t>(rest + (rest < 0 ? kPrime : 0));
+}
+// What is folded is a sum of products and two pads, or of all ranks' lanes: so one step is left.
+static_assert(kPrimeBelow << (kFactorBits + 31 + 9 - kPrimeBits) < kPrime);
+static_assert(kPrimeBelow << (64 - kPrimeBits) < kPrime);
 
-uint32_t BelowPrime(int64_t value) {
-  const int64_t rest = value % int64_t{kPrime};
-  return static_cast<uint32_t>(rest < 0 ? rest + kPrime : rest);
+__int128 TotalOf(const PartialProducts& parts) {
+  __int128 total = 0;
+  for (const int64_t part : parts) total += part;
+  return total;
 }
 
 }  // namespace
@@ -70,72 +71,74 @@ SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(r
     key_[half] = 0;
     for (size_t i = 0; i < 8; ++i) key_[half] = key_[half] << 8 | key[8 * half + i];
   }
-  for (uint32_t code = 0; code < kCodes; ++code) {
-    for (uint32_t i = 0; i < kMaxCheckedLanes; ++i) {
-      const uint64_t drawn =
-          wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kFactor), uint64_t{code}, uint64_t{i}});
-      k_[code].push_back(static_cast<uint32_t>(drawn));
-      if (code == 0) k_below_prime_.push_back(static_cast<int32_t>((drawn >> 32) % kPrime));
-    }
+  for (uint32_t i = 0; i < wire::kMaxLanes; ++i) {
+    const auto draw = [&](uint64_t purpose) {
+      return wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kFactor), purpose, uint64_t{i}});
+    };
+    factors_[i] = static_cast<int32_t>(draw(0)) >> (32 - kFactorBits);
+    const uint64_t wrapping = draw(1);
+    wrapping_factors_[0][i] = static_cast<uint32_t>(wrapping);
+    wrapping_factors_[1][i] = static_cast<uint32_t>(wrapping >> 32);
   }
 }
 
-// A name for the chunk's position and exponents: no two chunks share one. A segment has some 90 exponents, so that a
-// hash for each of them took twice as long as all else that a host does.
-uint64_t SumCheck::NameOf(const Chunk& chunk) const {
+// A segment has some 90 exponents: a hash for each of them took twice as long as all else that a host does.
+uint64_t SumCheck::DigestOf(std::span<const int32_t> exponents) const {
+  if (exponents.empty()) return 0;
   std::array<uint64_t, 64> words;
   size_t used = 0;
-  for (const uint64_t word : {static_cast<uint64_t>(Draw::kChunk), chunk.position, chunk.exponents.size()}) {
-    words[used++] = word;
-  }
-  for (size_t i = 0; i < chunk.exponents.size(); i += 2) {
+  words[used++] = static_cast<uint64_t>(Draw::kExponents);
+  words[used++] = exponents.size();
+  for (size_t i = 0; i < exponents.size(); i += 2) {
     if (used == words.size()) {
       words[0] = wire::SipHash(key_, words);
       used = 1;
     }
-    const uint64_t low = static_cast<uint32_t>(chunk.exponents[i]);
-    const uint64_t high = i + 1 < chunk.exponents.size() ? static_cast<uint32_t>(chunk.exponents[i + 1]) : 0;
+    const uint64_t low = static_cast<uint32_t>(exponents[i]);
+    const uint64_t high = i + 1 < exponents.size() ? static_cast<uint32_t>(exponents[i + 1]) : 0;
     words[used++] = high << 32 | low;
   }
   return wire::SipHash(key_, std::span(words).first(used));
 }
 
-// One drawing gives those of both codes.
-void SumCheck::AddPads(uint64_t name, uint32_t rank, bool may_wrap, Pads& pads) const {
-  const uint64_t drawn = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kPads), name, uint64_t{rank}});
-  for (uint32_t code = 0; code < kCodes; ++code) {
-    const auto pad = static_cast<uint32_t>(drawn >> 32 * code);
-    pads[code] = IsModuloWord(code, may_wrap) ? pads[code] + pad : (pads[code] + pad % kPrime) % kPrime;
-  }
+uint64_t SumCheck::PadOf(const Chunk& chunk, uint32_t rank) const {
+  if (rank == world_size_) return 0;
+  return wire::SipHash(key_,
+                       std::array{static_cast<uint64_t>(Draw::kPads) << 32 | rank, chunk.position, chunk.exponents});
 }
 
-// c for these pads, of the data lanes and the one that counts flags.
-uint32_t SumCheck::Right(uint32_t code, bool may_wrap, uint32_t pad, uint32_t count, const uint8_t* lanes) const {
-  if (IsModuloWord(code, may_wrap)) return WrappingProduct(lanes, count, k_[code].data()) + pad;
-  return (BelowPrime(Product(lanes, count, k_below_prime_.data())) + pad) % kPrime;
+// c of the data lanes and the one that counts flags.
+SumCheck::Codes SumCheck::CodesOf(const Chunk& chunk, uint32_t count, const uint8_t* lanes, uint64_t pad,
+                                  uint64_t next_pad) const {
+  if (chunk.may_wrap) {
+    Codes codes;
+    for (size_t i = 0; i < codes.size(); ++i, pad >>= 32, next_pad >>= 32) {
+      codes[i] = WrappingProduct(lanes, count, wrapping_factors_[i].data()) + static_cast<uint32_t>(pad) -
+                 static_cast<uint32_t>(next_pad);
+    }
+    return codes;
+  }
+  static const LaneProduct product = AllLaneProducts().front();
+  const uint64_t code = BelowPrime(TotalOf(product(lanes, count, factors_)) + pad - next_pad);
+  return {static_cast<uint32_t>(code >> kCodeBits), static_cast<uint32_t>(code) & ((1 << kCodeBits) - 1)};
 }
 
 void SumCheck::Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const {
   assert(count + kLanes <= wire::kMaxLanes);
   wire::StoreLane(lanes, count, FlagLane(flags));
-  Pads pads{};
-  AddPads(NameOf(chunk), rank_, chunk.may_wrap, pads);
-  for (uint32_t code = 0; code < kCodes; ++code) {
-    wire::StoreLane(lanes, count + 1 + code, Right(code, chunk.may_wrap, pads[code], count + 1, lanes));
-  }
+  const Codes codes = CodesOf(chunk, count + 1, lanes, PadOf(chunk, rank_), PadOf(chunk, rank_ + 1));
+  for (uint32_t i = 0; i < codes.size(); ++i) wire::StoreLane(lanes, count + 1 + i, codes[i]);
 }
 
 bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const uint8_t* lanes) const {
   if (flags != FlagsOfLane(wire::LoadLane(lanes, count))) return false;
-  Pads pads{};
-  const uint64_t name = NameOf(chunk);
-  for (uint32_t rank = 0; rank < world_size_; ++rank) AddPads(name, rank, chunk.may_wrap, pads);
-  for (uint32_t code = 0; code < kCodes; ++code) {
-    uint32_t summed = wire::LoadLane(lanes, count + 1 + code);
-    if (!IsModuloWord(code, chunk.may_wrap)) summed %= kPrime;
-    if (summed != Right(code, chunk.may_wrap, pads[code], count + 1, lanes)) return false;
-  }
-  return true;
+  const Codes right = CodesOf(chunk, count + 1, lanes, PadOf(chunk, 0), 0);
+  const Codes summed = {wire::LoadLane(lanes, count + 1), wire::LoadLane(lanes, count + 2)};
+  if (chunk.may_wrap) return summed == right;
+  const auto whole = [](const Codes& codes) {
+    return BelowPrime((static_cast<__int128>(codes[0]) << kCodeBits) + codes[1]);
+  };
+  return whole(summed) == whole(right);
 }
 
 void SumCheck::SealNumber(uint64_t position, uint32_t index, int32_t number, uint8_t* lanes) const {

@@ -5,26 +5,27 @@
 // others. The other two are a message authentication code that can be added up (Agrawal, Boneh: Homomorphic MACs, ACNS
 // 2009):
 //
-//     c[j] = sum over i of k[j][i] x[i] + pad[j][rank]     modulo m[j]
+//     c = sum over i of k[i] x[i] + P(rank) - P(rank + 1)     modulo m
 //
-// m[0] is 4,194,301, a prime, and m[1] is 2^32: with the prime alone, nobody would see that a lane is wrong by a
-// multiple of it.
+// m is 2^44 - 17, a prime; the two lanes have 22 bits of c each, so their sums over 1,024 ranks stay below 2^32, and
+// tell the sum of all c. The lanes of floats (docs/internals/fixed_point.md) and the counters of element_classes.h
+// don't overflow either, so they are integers x, whose sums lie between -2^31 and 2^31 - 1.
 //
-// k is drawn from a key that only hosts know. The pads are drawn from that key and from the chunk's position and
-// exponents: each pad is used once, so the packets reveal nothing about k. Added up over all ranks, the equation holds
-// for the sums, with the sum of all pads. So every rank must be in the sum once, and with this chunk. An error passes
-// c[0] with a probability of 2^-22, or surely if it is a multiple of the prime; and c[1] with 2^(n - 32) if it is an
-// odd multiple of 2^n. A lane's error is below 2^32, so n is at most 9 for multiples of the prime: the worst errors
-// pass with 2^-23, and those by an odd number with 2^-54. No lane c[0] overflows, because 1,024 times the prime is
-// below 2^32. The lanes of floats (docs/internals/fixed_point.md) and the counters of element_classes.h don't overflow
-// either.
+// k[i], of 27 bits, is drawn from a key that only hosts know. So are the P, which depend on the chunk's position and
+// exponents as well, but for P(world size) = 0: they are independent, and so are their differences (lane_masks.h has
+// such ones). Each is used once, so the packets reveal nothing about k. Added up over all ranks, the equation holds for
+// the sums, with P(0) alone. So every rank must be in the sum once, and with this chunk. If a lane is wrong by d, which
+// isn't 0 and less than m in magnitude, then at most one k[i] makes d k[i] what somebody guessed modulo m, and changed
+// c by. So an error passes with a probability of 2^-27, whatever it is.
 //
-// The switch takes the greatest of the numbers in an exponent chunk. Each has two lanes, with another code of its own
+// Exponents that are added up have this check as well. Of those of more ranks (HasExponentsApart in job_config.h) the
+// switch takes the greatest. Each has two lanes, with another code of its own
 // in the lower 10 bits of each, so a wrong one passes with 2^-20. The codes are the same for all ranks, so the greatest
 // lanes are those that some rank sent.
 //
-// Lanes of integers may wrap, so both their codes are modulo 2^32. An error by an odd number in some lane passes with
-// 2^-64, but one by 2^n with 4^(n - 32): the highest bits of integers are protected badly.
+// Lanes of integers may wrap. So each of the two lanes is a code of its own, with other k and P, modulo 2^32. An error
+// by an odd number in some lane passes with 2^-64, but one by 2^n with 4^(n - 32): the highest bits of integers are
+// protected badly.
 #ifndef XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
 #define XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
 
@@ -32,8 +33,8 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <vector>
 
+#include "host/packets/lane_product.h"
 #include "wire/header.h"
 
 namespace passing {
@@ -52,12 +53,14 @@ class SumCheck {
 
   struct Chunk {
     uint64_t position;
-    std::span<const int32_t> exponents;  // its segment's; none for integers
-    bool may_wrap;                       // its lanes are integers
+    uint64_t exponents;  // DigestOf its segment's
+    bool may_wrap;       // its lanes are integers
   };
 
   SumCheck(const Key& key, uint32_t rank, uint32_t world_size);
 
+  // Stands for a segment's exponents: no others have the same one. Integers have none.
+  uint64_t DigestOf(std::span<const int32_t> exponents) const;
   // Writes kLanes lanes behind `count` data lanes of this rank's contribution.
   void Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const;
   // May these be the sums of what all ranks wrote, with the flags or-ed?
@@ -72,18 +75,17 @@ class SumCheck {
   std::optional<int32_t> OpenNumber(uint64_t position, uint32_t index, const uint8_t* lanes) const;
 
  private:
-  static constexpr uint32_t kCodes = 2;  // lanes c of a chunk
-  using Pads = std::array<uint32_t, kCodes>;
+  using Codes = std::array<uint32_t, 2>;  // the lanes of c
 
-  uint64_t NameOf(const Chunk& chunk) const;
-  void AddPads(uint64_t name, uint32_t rank, bool may_wrap, Pads& pads) const;
-  uint32_t Right(uint32_t code, bool may_wrap, uint32_t pad, uint32_t count, const uint8_t* lanes) const;
+  // P.
+  uint64_t PadOf(const Chunk& chunk, uint32_t rank) const;
+  Codes CodesOf(const Chunk& chunk, uint32_t count, const uint8_t* lanes, uint64_t pad, uint64_t next_pad) const;
 
   std::array<uint64_t, 2> key_;
   const uint32_t rank_;
   const uint32_t world_size_;
-  std::array<std::vector<uint32_t>, kCodes> k_;  // modulo 2^32
-  std::vector<int32_t> k_below_prime_;           // modulo the prime: a sum over all lanes fits into 64 bits
+  LaneFactors factors_{};
+  std::array<std::array<uint32_t, wire::kMaxLanes>, 2> wrapping_factors_{};  // of each code of integers
 };
 
 }  // namespace passing

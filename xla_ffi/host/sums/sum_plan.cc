@@ -25,13 +25,13 @@ ElementFormat FormatOf(const SumSpec& spec, uint32_t world_size) {
 SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_size)
     : limits_(limits),
       format_(FormatOf(spec, world_size)),
-      ranks_apart_(limits.ranks_apart && spec.op == Op::kMax),
+      ranks_apart_(limits.maxima_apart && spec.op == Op::kMax),
       group_(ranks_apart_ ? LaneGroup{1, world_size} : LaneGroupOf(format_)),
       cells_per_chunk_(limits.lanes_per_chunk / group_.lanes * group_.elements) {
-  const uint16_t per_block = limits.ranks_apart    ? static_cast<uint16_t>(CeilDiv(world_size, kRanksPerLane))
-                             : format_.is_narrow() ? 1
-                                                   : kNumbersPerBlock;
-  const uint32_t guess_numbers = limits.ranks_apart ? world_size : kGuessNumbers;
+  const uint16_t per_block = limits.exponents_apart ? static_cast<uint16_t>(CeilDiv(world_size, kRanksPerLane))
+                             : format_.is_narrow()  ? 1
+                                                    : kNumbersPerBlock;
+  const uint32_t guess_numbers = limits.exponents_apart ? world_size : kGuessNumbers;
   const uint32_t numbers_per_chunk = limits.lanes_per_chunk / limits.lanes_per_exponent;
   assert(cells_per_chunk_ > 0 && numbers_per_chunk >= per_block);
   assert(spec.op == Op::kSum || spec.dtype == DType::kInt32);  // other dtypes' lanes don't compare as their elements
@@ -52,7 +52,7 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
   const auto close = [&](Segment segment) {
     segment.per_block = per_block;
     segment.moves_bits = !format_.is_narrow();
-    segment.ranks_apart = limits.ranks_apart;
+    segment.ranks_apart = limits.exponents_apart;
     segment.exponent_chunks = static_cast<uint32_t>(CeilDiv(segment.block_count, numbers_per_chunk / per_block));
     segment.data_chunks = static_cast<uint32_t>(CeilDiv(segment.cell_count, cells_per_chunk_));
     segments_.push_back(segment);

@@ -34,9 +34,10 @@ struct PlanLimits {
   uint32_t lanes_per_chunk;         // of data
   uint32_t window;                  // a sum that guesses its exponents must fit into it as a whole
   uint32_t lanes_per_exponent = 1;  // of each number in an exponent chunk
-  // No maxima are taken: ranks have lanes of their own for their exponents, and for the elements of a maximum. So all
-  // lanes are added up, and may be masked.
-  bool ranks_apart = false;
+  // Ranks have lanes of their own for their exponents, or for the elements of a maximum, so that these are added up as
+  // all lanes are, and may be checked and masked alike.
+  bool exponents_apart = false;
+  bool maxima_apart = false;
 };
 
 struct Segment {
@@ -47,7 +48,7 @@ struct Segment {
   uint32_t exponent_chunks = 0;  // sent first
   uint16_t per_block = 0;        // numbers that an exponent chunk has of each block (segment_exponents.h)
   bool moves_bits = false;       // blocks that one rank has alone travel as their bits
-  bool ranks_apart = false;      // PlanLimits
+  bool ranks_apart = false;      // for exponents (PlanLimits)
   uint32_t data_chunks = 0;
   // The data of a small sum travels together with its exponents, scaled by guesses. These chunks carry the data again
   // if a guess was wrong.
