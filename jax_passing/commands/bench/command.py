@@ -41,6 +41,9 @@ def bench(
         int, typer.Option("--warmup", "-w", min=0, help="The sums before these, which aren't timed.")
     ] = 3,
     json: Annotated[Path | None, typer.Option(help="Write the rows to this JSON file too.")] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="OLD.json", help="Say what is faster or slower than in this file of --json.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the rows as a PNG. This needs matplotlib.")] = None,
 ) -> None:
     """Measure psum over a sweep of sizes; print a table as nccl-tests does.
@@ -50,7 +53,7 @@ def bench(
 
     Short options are those of nccl-tests. So are sizes: K, M and G are powers of 1024, also if written KB or KiB.
     """
-    from jax_passing.commands.bench import table
+    from jax_passing.commands.bench import comparison, table
     from jax_passing.commands.launch import launcher
 
     if min_bytes > max_bytes:
@@ -70,10 +73,12 @@ def bench(
         from jax_passing.commands.bench import sweep
 
         options = sweep.Options(min_bytes, max_bytes, factor, dtype, iterations, warmup)
-        raise typer.Exit(sweep.run(options, switch, json, plot))
+        raise typer.Exit(sweep.run(options, switch, json, plot, compare))
 
+    if compare is not None:
+        comparison.read(compare)  # before the measurement, if it can't be read
     flags = {"min-bytes": min_bytes, "max-bytes": max_bytes, "factor": factor, "dtype": dtype}
-    flags |= {"iterations": iterations, "warmup": warmup, "json": json, "plot": plot}
+    flags |= {"iterations": iterations, "warmup": warmup, "json": json, "compare": compare, "plot": plot}
     given = [f"--{name}={value}" for name, value in flags.items() if value is not None]
     command = ["-P", "-m", "jax_passing", "bench", *given]
     raise typer.Exit(launcher.run(command, hosts or 2, devices_per_host or 1, switch))

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 import jax_passing
-from jax_passing.commands.bench import table
+from jax_passing.commands.bench import comparison, table
 from jax_passing.commands.bench.table import Row
 
 # Prime, hence no multiple or divisor of a packet or a block: a chunk at a wrong offset differs.
@@ -96,14 +96,16 @@ class Bench:
         """Times one size. Every result is checked, on every device of every host."""
         x = self._input(count).block_until_ready()
         expected = expected_sum(self._hosts * self._devices, count, self._options.dtype)
-        times_s, wrong = [], 0
+        times_s, cpu_s, wrong = [], 0.0, 0
         for iteration in range(-self._options.warmup, self._options.iterations):
             argument = self._copy(x).block_until_ready() if in_place else x
             self._sum_of_hosts(0)  # nobody's time includes another one's check
-            start_s = time.perf_counter()
+            start_cpu_s, start_s = time.process_time(), time.perf_counter()
             out = self._steps[in_place](argument).block_until_ready()
+            end_s, end_cpu_s = time.perf_counter(), time.process_time()
             if iteration >= 0:
-                times_s.append(time.perf_counter() - start_s)
+                times_s.append(end_s - start_s)
+                cpu_s += (end_cpu_s - start_cpu_s) / self._options.iterations
             wrong += count_wrong(out, expected)
         return Row(
             system="jax_passing",
@@ -116,11 +118,13 @@ class Bench:
             # The network carries this count too. This host's own stays, should that sum be wrong as well.
             wrong=max(wrong, self._sum_of_hosts(wrong)),
             in_place=in_place,
+            cpu_s=cpu_s,
         )
 
 
-def run(options: Options, switch: str | None, json: Path | None, plot: Path | None) -> int:
-    """Joins as `jax_passing.init` does, measures all sizes, and prints on rank 0.
+def run(options: Options, switch: str | None, json: Path | None, plot: Path | None, compare: Path | None) -> int:
+    """Joins as `jax_passing.init` does, measures all sizes, and prints on rank 0. `compare`: a file of an earlier
+    measurement.
 
     Returns: an exit code: 1 if an element was wrong.
 
@@ -129,6 +133,7 @@ def run(options: Options, switch: str | None, json: Path | None, plot: Path | No
     if _dtype(options.dtype).itemsize // (2 if options.dtype.startswith("complex") else 1) == 8:
         jax.config.update("jax_enable_x64", True)
     with jax_passing.init(switch=switch, axis_name="d") as session:
+        old = comparison.read(compare) if compare is not None and session.rank == 0 else []
         bench = Bench(session, options)
         cases = [(count, in_place) for count in options.counts() for in_place in (False, True)]
         console = Console(stderr=True)
@@ -144,7 +149,7 @@ def run(options: Options, switch: str | None, json: Path | None, plot: Path | No
         }
     if session.rank != 0:
         return 0
-    _show(rows)
+    _show(rows, comparison.compare(old, rows))
     if json is not None:
         table.write_json(json, rows, **context)
     if plot is not None:
@@ -156,9 +161,12 @@ def _title(row: Row) -> str:
     return f"psum of {row.dtype} over {row.hosts} hosts x {row.devices_per_host} devices"
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[Row], compared: list[comparison.Comparison]) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)  # a file or a pipe needn't wrap the table
     console.print(table.table(rows, title=_title(rows[0])))
     console.print(table.NOTE, "In place: the argument was donated.", highlight=False)
+    if compared:
+        console.print(comparison.table(compared))
+        console.print(comparison.NOTE, highlight=False)

@@ -12,6 +12,8 @@ from rich.table import Table
 
 from jax_passing.errors import ConfigError
 
+P99_ITERATIONS = 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -30,6 +32,7 @@ class Row:
       line_rate_bits_per_s: of a host's link, if known.
       limit_s: the time below which this system can't come on these links.
       predicted_s: the planner's prediction.
+      cpu_s: processor time that one sum takes of a host, all its threads together.
     """
 
     system: str
@@ -44,11 +47,22 @@ class Row:
     line_rate_bits_per_s: float | None = None
     limit_s: float | None = None
     predicted_s: float | None = None
+    cpu_s: float | None = None
 
     @property
     def time_s(self) -> float:
         """Returns the median."""
         return statistics.median(self.times_s)
+
+    @property
+    def p99_s(self) -> float | None:
+        """Returns the 99th percentile; None if there are too few times for one."""
+        return statistics.quantiles(self.times_s, n=100)[-1] if len(self.times_s) >= P99_ITERATIONS else None
+
+    @property
+    def cpu_ns_per_kb(self) -> float | None:
+        """KB: 1,024 bytes, of the tensor that every device holds."""
+        return None if self.cpu_s is None else 1e9 * self.cpu_s / (self.size_bytes / 1024)
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -69,7 +83,7 @@ class Row:
         return None if self.limit_s is None else self.limit_s / self.time_s
 
 
-def _us(seconds: float | None) -> str:
+def us(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"{seconds * 1e6:.1f}" if seconds < 0.1 else f"{seconds * 1e6:.0f}"
@@ -101,23 +115,30 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str], Callable[[Sequence[Row]], bool]
     ("type", lambda row: row.dtype, _always),
     ("redop", lambda row: "sum", _always),
     ("in\nplace", lambda row: "yes" if row.in_place else "no", _varies(lambda row: row.in_place)),
-    ("time\n(us)", lambda row: _us(row.time_s), _always),
-    ("min\n(us)", lambda row: _us(min(row.times_s)), _always),
-    ("max\n(us)", lambda row: _us(max(row.times_s)), _always),
+    ("time\n(us)", lambda row: us(row.time_s), _always),
+    ("min\n(us)", lambda row: us(min(row.times_s)), _always),
+    ("p99\n(us)", lambda row: us(row.p99_s), _known(lambda row: row.p99_s)),
+    ("max\n(us)", lambda row: us(max(row.times_s)), _always),
     ("algbw\n(GB/s)", lambda row: f"{row.algbw_bytes_per_s / 1e9:.3f}", _always),
     ("busbw\n(GB/s)", lambda row: f"{row.busbw_bytes_per_s / 1e9:.3f}", _always),
     ("goodput /\nline rate (%)", lambda row: _percent(row.line_rate_share), _known(lambda row: row.line_rate_share)),
-    ("limit\n(us)", lambda row: _us(row.limit_s), _known(lambda row: row.limit_s)),
+    ("limit\n(us)", lambda row: us(row.limit_s), _known(lambda row: row.limit_s)),
     ("share of\nlimit (%)", lambda row: _percent(row.limit_share), _known(lambda row: row.limit_s)),
-    ("predicted\n(us)", lambda row: _us(row.predicted_s), _known(lambda row: row.predicted_s)),
+    (
+        "CPU\n(ns/KB)",
+        lambda row: "" if row.cpu_ns_per_kb is None else f"{row.cpu_ns_per_kb:.0f}",
+        _known(lambda row: row.cpu_s),
+    ),
+    ("predicted\n(us)", lambda row: us(row.predicted_s), _known(lambda row: row.predicted_s)),
     ("#wrong", lambda row: "N/A" if row.wrong is None else str(row.wrong), _always),
 )
 
 NOTE = (
-    "time: median over the iterations, min and max beside it. algbw = size / time. busbw = algbw x 2(n-1)/n with n "
-    "devices, nccl-tests' definition: a ring's bytes over each link in that time. A sum in the network "
-    "moves the size itself, once each way, so its busbw may exceed the link's rate. #wrong: elements that differ from "
-    "the exactly known sum, in all iterations."
+    f"time: median over the iterations, min and max beside it, and with {P99_ITERATIONS} or more the 99th "
+    "percentile. CPU: processor time of a host's threads for each KB of the size. algbw = size / time. busbw = "
+    "algbw x 2(n-1)/n with n devices, nccl-tests' definition: a ring's bytes over each link in that time. A sum in "
+    "the network moves the size itself, once each way, so its busbw may exceed the link's rate. #wrong: elements "
+    "that differ from the exactly known sum, in all iterations."
 )
 
 

@@ -93,6 +93,7 @@ def test_the_command_with_an_embedded_switch(tmp_path: Path) -> None:
         assert (row["hosts"], row["devices_per_host"]) == (2, 2)
         assert len(row["times_s"]) == 3
         assert row["algbw_bytes_per_s"] > 0
+        assert row["cpu_s"] > 0
     assert content["options"]["dtype"] == "int64"
 
 
@@ -105,6 +106,7 @@ def test_the_command_with_an_embedded_switch(tmp_path: Path) -> None:
         (("-b", "2M", "-e", "1M"), "above --max-bytes"),
         (("--json", "/no/such/folder/out.json"), "no folder"),
         (("--switch", "nowhere"), "HOST:PORT"),
+        (("--compare", "/no/such.json"), "Can't compare with /no/such.json (FileNotFoundError"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments: tuple[str, ...], message: str) -> None:
