@@ -11,7 +11,8 @@ TAG_BYTES = 8
 TYPES = {CONTRIBUTION: "contribution", RESULT: "result", PROBE: "probe"}
 NAN, POS_INF, NEG_INF = 1, 2, 4
 STICKY = NAN | POS_INF | NEG_INF  # the flags that the switch ors over all workers
-# None of the lanes that are counted follow; the worker needs no lanes of the result. Only some switches know them.
+# Of sums: none of the lanes that are counted follow; the worker needs no lanes of the result. Only some switches know
+# them.
 BARE, NO_RESULT = 8, 16
 SUM, MAX = 1, 2
 LANES_MAX = 360  # so that a packet fits into an MTU of 1500
@@ -86,7 +87,7 @@ def decode(data: bytes) -> Packet:
         "bad_magic": magic == MAGIC,
         "bad_protocol_version": protocol == PROTOCOL,
         "bad_type": kind in (CONTRIBUTION, RESULT, PROBE),
-        "bad_flags": flags & ~(STICKY | BARE | NO_RESULT) == 0,
+        "bad_flags": flags & ~(STICKY if lane_format == MAX else STICKY | BARE | NO_RESULT) == 0,
         "bad_version": version in (0, 1),
         "bad_lane_format": lane_format in (SUM, MAX),
         "bad_element_count": 1 <= count <= LANES_MAX,

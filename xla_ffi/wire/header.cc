@@ -46,7 +46,8 @@ DecodeError Decode(std::span<const uint8_t> packet, Header& header) {
   if (in[1] != kProtocolVersion) return DecodeError::kBadProtocolVersion;
   const auto type = static_cast<PacketType>(in[2] & ~kTagged);
   if (type < PacketType::kContribution || type > PacketType::kProbe) return DecodeError::kBadType;
-  if ((in[3] & ~kAllFlags) != 0) return DecodeError::kBadFlags;
+  const bool is_maximum = in[17] == static_cast<uint8_t>(LaneFormat::kMaxInt32);
+  if ((in[3] & ~(is_maximum ? kStickyFlags : kAllFlags)) != 0) return DecodeError::kBadFlags;
   if (in[16] > 1) return DecodeError::kBadVersion;
   const auto lane_format = static_cast<LaneFormat>(in[17]);
   if (lane_format != LaneFormat::kSumInt32 && lane_format != LaneFormat::kMaxInt32) return DecodeError::kBadLaneFormat;

@@ -54,7 +54,7 @@ enum class LaneFormat : uint8_t { kSumInt32 = 1, kMaxInt32 = 2 };
 // Sticky: the switch ors them over all workers.
 enum Flag : uint8_t { kFlagNaN = 1, kFlagPosInf = 2, kFlagNegInf = 4 };
 inline constexpr uint8_t kStickyFlags = kFlagNaN | kFlagPosInf | kFlagNegInf;
-// These hold for one packet. Only switches that say so at the join know them.
+// These hold for one packet, of a sum: maxima have all their lanes. Only switches that say so at the join know them.
 inline constexpr uint8_t kFlagBare = 8;       // none of the lanes that are counted follow: they add nothing
 inline constexpr uint8_t kFlagNoResult = 16;  // the worker needs no lanes of the result; a result's lanes are left out
 inline constexpr uint8_t kAllFlags = kStickyFlags | kFlagBare | kFlagNoResult;

@@ -14,7 +14,8 @@ local HEADER_BYTES, MAGIC, PROTOCOL, LANES_MAX, EVERY_WORKER, WORKERS_MAX = 20, 
 local CONTRIBUTION, RESULT, PROBE = 1, 2, 3
 local TAGGED, TAG_BYTES = 0x80, 8
 local TYPES = { [CONTRIBUTION] = "contribution", [RESULT] = "result", [PROBE] = "probe" }
-local FORMATS = { [1] = "sum", [2] = "signed maximum" }
+local SUM, MAXIMUM = 1, 2
+local FORMATS = { [SUM] = "sum", [MAXIMUM] = "signed maximum" }
 
 local f = {
   magic = ProtoField.uint8("passing.magic", "Magic", base.HEX),
@@ -76,7 +77,7 @@ local function problem(buffer, offset)
   if byte(0) ~= MAGIC then return "bad_magic" end
   if byte(1) ~= PROTOCOL then return "bad_protocol_version" end
   if not TYPES[byte(2) % TAGGED] then return "bad_type" end
-  if byte(3) > 31 then return "bad_flags" end
+  if byte(3) > (byte(17) == MAXIMUM and 7 or 31) then return "bad_flags" end
   if byte(16) > 1 then return "bad_version" end
   if not FORMATS[byte(17)] then return "bad_lane_format" end
   local count = buffer(offset + 18, 2):uint()

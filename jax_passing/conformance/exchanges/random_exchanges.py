@@ -87,9 +87,10 @@ class _Maker:
             lane_format=lane_format,
             lanes=tuple(rng.choice(LANES) if rng.random() < 0.3 else rng.randrange(WORD) for _ in range(count)),
         )
-        if limits.bare and rng.random() < 0.3:
+        may_be_bare = limits.bare and lane_format == SUM
+        if may_be_bare and rng.random() < 0.3:
             packet = replace(packet, flags=packet.flags | NO_RESULT)
-        return packet.without_lanes() if limits.bare and rng.random() < 0.3 else packet
+        return packet.without_lanes() if may_be_bare and rng.random() < 0.3 else packet
 
     def _lags(self) -> list[int]:
         """Returns by how much, modulo 2^32, a sequence may be older than it should be."""

@@ -19,7 +19,6 @@ TEST(Header, roundTrip_randomHeaders) {
   for (int i = 0; i < 20'000; ++i) {
     Header header;
     header.type = random() % 2 ? PacketType::kContribution : PacketType::kResult;
-    header.flags = random() % 32;
     header.job = static_cast<uint16_t>(random());
     header.epoch = static_cast<uint16_t>(random());
     header.worker = static_cast<uint16_t>(random());
@@ -27,6 +26,7 @@ TEST(Header, roundTrip_randomHeaders) {
     header.sequence = static_cast<uint32_t>(random());
     header.version = random() % 2;
     header.lane_format = random() % 2 ? LaneFormat::kSumInt32 : LaneFormat::kMaxInt32;
+    header.flags = random() % (header.lane_format == LaneFormat::kSumInt32 ? 32 : 8);
     header.element_count = static_cast<uint16_t>(1 + random() % kMaxLanes);
     Header decoded;
     ASSERT_EQ(Decode(Packet(header), decoded), DecodeError::kNone);
