@@ -248,7 +248,6 @@ class ParentLink:
         slot_first: int,
         worker: int,
         keys: tuple[bytes, bytes] | None = None,
-        bare: bool = False,
     ) -> None: ...
 
 def probe_burst(*, job: int, epoch: int, nonce: int, lanes: int) -> tuple[bytes, int]:

@@ -107,7 +107,7 @@ class SimulatedDataPlane:
         above = None
         if parent is not None:
             numbers = parent.job, parent.epoch, parent.slot_first, parent.worker
-            above = *numbers, parent.socket.number, parent.keys, parent.bare
+            above = *numbers, parent.socket.number, parent.keys
         self._packets.add_job(
             self.number,
             job=job.job,

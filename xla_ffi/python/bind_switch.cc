@@ -91,18 +91,17 @@ void BindSwitch(nb::module_& m) {
       .def(
           "__init__",
           [](ParentLink* self, PythonSocket& socket, uint16_t job, uint16_t epoch, uint32_t slot_first, uint16_t worker,
-             const std::optional<MemberKeyBytes>& keys, bool bare) {
+             const std::optional<MemberKeyBytes>& keys) {
             new (self) ParentLink{&socket,
                                   {.job = job,
                                    .epoch = epoch,
                                    .slot_first = slot_first,
                                    .worker = worker,
                                    .address = {},
-                                   .keys = KeysOf(keys),
-                                   .bare = bare}};
+                                   .keys = KeysOf(keys)}};
           },
           "socket"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "worker"_a, "keys"_a.none() = nb::none(),
-          "bare"_a = false, nb::keep_alive<1, 2>());
+          nb::keep_alive<1, 2>());
   nb::class_<UdpSwitch>(m, "SoftwareDataPlane")
       .def(nb::init<const std::string&, uint16_t, uint32_t>(), "host"_a, "port"_a, "slot_count"_a)
       .def_prop_ro("port", &UdpSwitch::port)

@@ -5,7 +5,6 @@
 #include <cassert>
 #include <cstring>
 #include <stdexcept>
-#include <utility>
 
 #include "switch/slot_lanes.h"
 #include "wire/lanes.h"
@@ -64,11 +63,6 @@ struct alignas(32) SlotPool::Version {
   void Take(const wire::Header& of, const uint8_t* packet_lanes) {
     bare = of.bare();
     if (!bare) WriteLanes(packet_lanes, element_count, lanes);
-  }
-  // Where there are no lanes, those that change nothing, in network order.
-  void FillIn() {
-    const uint32_t nothing = lane_format == wire::LaneFormat::kSumInt32 ? 0 : uint32_t{1} << 31;
-    if (std::exchange(bare, false)) std::fill_n(lanes, element_count, wire::NetworkOrder(nothing));
   }
   void Add(const wire::Header& of, const uint8_t* packet_lanes) {
     if (of.bare()) return;
@@ -233,8 +227,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     out.epoch = job.parent->epoch;
     out.worker = job.parent->worker;
     out.slot = static_cast<uint16_t>(job.parent->slot_first + (header.slot - job.slot_first));
-    if (!job.parent->bare) held.FillIn();
-    if (job.parent->bare && held.no_result == all) out.flags |= wire::kFlagNoResult;
+    if (held.no_result == all) out.flags |= wire::kFlagNoResult;
     held.MakePacket(out, job.parent->keys ? &job.parent->keys->contribution : nullptr, position);
     return send(Verdict::kForwarded, SendTo::kParent);
   }

@@ -43,7 +43,6 @@ struct ParentJob {
   uint16_t worker = 0;
   Address address;
   std::optional<wire::MemberKeys> keys = std::nullopt;  // if packets between the two have tags
-  bool bare = true;                                     // it knows packets without lanes
 };
 
 // The keys of a job whose packets have tags.

@@ -77,7 +77,6 @@ class Parent:
     # for a data plane that speaks to its parent from its own data port.
     socket: _native.UdpSocket | None = None
     keys: tuple[bytes, bytes] | None = None  # of our contributions and of results there, if packets have tags
-    bare: bool = False  # it knows packets without lanes
 
 
 @dataclass(frozen=True)

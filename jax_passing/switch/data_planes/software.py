@@ -97,7 +97,6 @@ def _native_parent(parent: Parent) -> _native.ParentLink:
         slot_first=parent.slot_first,
         worker=parent.worker,
         keys=parent.keys,
-        bare=parent.bare,
     )
 
 

@@ -240,7 +240,6 @@ class EpochStart:
                 address=uplink.data_address,
                 socket=uplink.socket,
                 keys=above.packet_keys,
-                bare=above.bare,
             )
         addresses = tuple(member.address for member in epoch.workers())
         shards = next(iter(epoch.joined().values())).shards  # alike of all ranks
@@ -298,7 +297,7 @@ class EpochStart:
                     worker=worker,
                     lanes_per_chunk=plan.lanes_per_chunk,
                     whole_chunks=plan.whole_chunks,
-                    bare=self._data_plane.takes_bare,
+                    bare=self._data_plane.takes_bare and (above is None or above.bare),
                     worker_limit=self._data_plane.worker_limit,
                     multicast=epoch.group is not None,
                     contribution_secret=secrets.contributions[worker] if secrets else None,

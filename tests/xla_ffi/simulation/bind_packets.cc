@@ -64,11 +64,12 @@ nb::object TupleOf(uint32_t who, const std::variant<Whats...>& what) {
   return std::visit([who](const auto& one) { return TupleOf(who, one); }, what);
 }
 
-void AddJob(Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-            const std::vector<MachinePort>& workers, const std::optional<MachinePort>& group,
-            const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t,
-                                           std::optional<MemberKeyBytes>, bool>>& parent,
-            const std::optional<JobKeyBytes>& keys, uint64_t first_position, uint32_t reach) {
+void AddJob(
+    Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
+    const std::vector<MachinePort>& workers, const std::optional<MachinePort>& group,
+    const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t, std::optional<MemberKeyBytes>>>&
+        parent,
+    const std::optional<JobKeyBytes>& keys, uint64_t first_position, uint32_t reach) {
   JobSlots slots{.job = job,
                  .epoch = epoch,
                  .slot_first = slot_first,
@@ -79,14 +80,13 @@ void AddJob(Packets& self, uint32_t number, uint16_t job, uint16_t epoch, uint32
                  .reach = reach};
   uint32_t uplink = 0;
   if (parent) {
-    const auto& [parent_job, parent_epoch, parent_slot_first, worker, socket, parent_keys, bare] = *parent;
+    const auto& [parent_job, parent_epoch, parent_slot_first, worker, socket, parent_keys] = *parent;
     slots.parent = {.job = parent_job,
                     .epoch = parent_epoch,
                     .slot_first = parent_slot_first,
                     .worker = worker,
                     .address = {},
-                    .keys = KeysOf(parent_keys),
-                    .bare = bare};
+                    .keys = KeysOf(parent_keys)};
     uplink = socket;
   }
   std::vector<Endpoint> endpoints;

@@ -217,6 +217,17 @@ async def test_hosts_beside_racks(tree, root, rack):
     assert [port for _, port in root.data_plane.running[1].addresses] == [1000, 4242]
 
 
+@pytest.mark.parametrize("parent_takes_them", [True, False])
+def test_lanes_are_left_out_below_a_parent_that_knows_it(parent_takes_them):
+    @in_tree(racks=1)
+    async def run(tree, root, rack):
+        root.data_plane.takes_bare, rack.data_plane.takes_bare = parent_takes_them, True
+        hosts = [await root.join(0, 2), await rack.join(1, 2)]
+        assert [(await host.receive()).bare for host in hosts] == [parent_takes_them] * 2
+
+    run()
+
+
 @in_tree()
 async def test_each_switch_finds_out_for_itself_who_hears_multicast(tree, root, left, right):
     left.data_plane.offered = GROUP

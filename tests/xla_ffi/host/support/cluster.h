@@ -173,8 +173,7 @@ class Cluster {
                         .epoch = above.epoch,
                         .slot_first = above.slot_first,
                         .worker = above.worker,
-                        .address = {},
-                        .bare = options_.bare};
+                        .address = {}};
         uplink = packets_.Open(UplinkOf(shard, at), EndpointOf(shard, parent));
       }
       packets_.AddJob(number, std::move(slots), workers, std::nullopt, uplink);
