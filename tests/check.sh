@@ -169,6 +169,10 @@ slot_protocol() {
   explore 0 -DHOSTS=3 -DPOSITIONS=4 -DEPOCHS=2
   explore 1 -DHOSTS=2 -DPOSITIONS=5 -DONE_BIT
   explore 1 -DHOSTS=2 -DPOSITIONS=5 -DEPOCHS=3 -DNO_EPOCH
+  explore 0 -DHOSTS=2 -DPOSITIONS=3 -DBARE
+  explore 1 -DHOSTS=2 -DPOSITIONS=3 -DBARE -DENDS
+  explore 1 -DHOSTS=2 -DPOSITIONS=3 -DBARE -DLANES_STAY
+  explore 1 -DHOSTS=2 -DPOSITIONS=3 -DBARE -DWISHES_STAY
 }
 
 # pytest of virtual environment $1 on what follows, by two workers. Tests are handed out one by one, so that both have

@@ -11,7 +11,12 @@
    tests/check.sh runs it, and with each of these, of which it must find what goes wrong:
    -DONE_BIT: the published scheme, in which one version bit stands for the sequence.
    -DNO_EPOCH: the switch doesn't look at the epoch.
-   -DENDS: nothing is wrong, but it is an error if all hosts have all results. So something is shown at all. */
+   -DENDS: nothing is wrong, but it is an error if all hosts have all results. So something is shown at all.
+   -DBARE: a host may leave out the lanes of a contribution, and may need none of a result (left_out_lanes.md). Which it
+   does is drawn for each position, as it sends for the first time. Then a result also has lanes if, and only if, someone
+   has added some, and whoever needs them is never sent the header alone. With this one, too, something is wrong:
+   -DLANES_STAY: a contribution without lanes, the first of its sequence, leaves those of the sequence before.
+   -DWISHES_STAY: who needs no lanes is remembered beyond the sequence. */
 
 #ifndef HOSTS
 #define HOSTS 2
@@ -41,6 +46,16 @@
 bit contribution[EPOCHS * HOSTS * POSITIONS];
 bit right[EPOCHS * POSITIONS];
 bit wrong[EPOCHS * POSITIONS];
+#ifdef BARE
+bit is_bare[EPOCHS * HOSTS * POSITIONS]; /* of contributions: without lanes */
+bit needless[EPOCHS * HOSTS * POSITIONS]; /* and the host needs none of the result */
+byte header[EPOCHS * POSITIONS]; /* the hosts that were sent the header alone */
+#define ADDS_LANES(e, h, p) (!is_bare[PACKET(e, h, p)])
+#define NEEDS(e, h, p) (!needless[PACKET(e, h, p)])
+#else
+#define ADDS_LANES(e, h, p) true
+#define NEEDS(e, h, p) true
+#endif
 
 /* The hosts. `low` is the first position without a result, `has` which of those from it on have theirs. */
 byte low[HOSTS];
@@ -52,12 +67,48 @@ bit filled[2 * SLOTS];
 byte sequence[2 * SLOTS];
 byte bitmap[2 * SLOTS];
 bit spoilt[2 * SLOTS]; /* something of another position or epoch was added, or something twice */
+#ifdef BARE
+bit has_lanes[2 * SLOTS];
+byte no_result[2 * SLOTS];
+#endif
 
 inline send_result(v) {
+#ifdef BARE
+  header[RESULT(epoch, sequence[v])] = header[RESULT(epoch, sequence[v])] | no_result[v];
+  for (g : 0 .. HOSTS - 1) {
+    if :: ADDS_LANES(epoch, g, sequence[v]) -> break :: else fi
+  }
+  if :: has_lanes[v] != (g < HOSTS) -> spoilt[v] = 1 :: else fi;
+  g = 0;
+#endif
   if
   :: spoilt[v] -> wrong[RESULT(epoch, sequence[v])] = 1
   :: else -> right[RESULT(epoch, sequence[v])] = 1
   fi
+}
+
+/* The lanes of a contribution, the first of its sequence or another one. */
+inline begin_lanes(e, h, p, v) {
+#ifdef BARE
+#ifdef LANES_STAY
+  if :: has_lanes[v] && !ADDS_LANES(e, h, p) -> spoilt[v] = 1 :: else -> has_lanes[v] = ADDS_LANES(e, h, p) fi;
+#else
+  has_lanes[v] = ADDS_LANES(e, h, p);
+#endif
+#ifdef WISHES_STAY
+  no_result[v] = no_result[v] | (NEEDS(e, h, p) -> 0 : 1 << h);
+#else
+  no_result[v] = (NEEDS(e, h, p) -> 0 : 1 << h);
+#endif
+#endif
+  skip
+}
+inline add_lanes(e, h, p, v) {
+#ifdef BARE
+  has_lanes[v] = has_lanes[v] | ADDS_LANES(e, h, p);
+  no_result[v] = no_result[v] | (NEEDS(e, h, p) -> 0 : 1 << h);
+#endif
+  skip
 }
 
 /* A contribution (e, h, p) reaches the switch. */
@@ -87,6 +138,7 @@ inline at_switch(e, h, p) {
 #endif
   :: TAKES(e) && (!filled[v] || sequence[v] < p) ->
      filled[v] = 1; sequence[v] = p; bitmap[v] = 1 << h; spoilt[v] = (e != epoch);
+     begin_lanes(e, h, p, v);
      if :: bitmap[v] == ALL -> send_result(v) :: else fi
   :: TAKES(e) && filled[v] && sequence[v] > p /* stale */
   :: TAKES(e) && filled[v] && sequence[v] == p ->
@@ -95,6 +147,7 @@ inline at_switch(e, h, p) {
      :: else ->
         bitmap[v] = bitmap[v] | (1 << h);
         if :: e != epoch -> spoilt[v] = 1 :: else fi;
+        add_lanes(e, h, p, v);
         if :: bitmap[v] == ALL -> send_result(v) :: else fi
      fi
   fi;
@@ -122,12 +175,20 @@ inline at_host(h, q) {
 
 active proctype cluster() {
   byte e, h, p, q, v;
+#ifdef BARE
+  byte g;
+#endif
   do
   :: atomic { /* a host sends, or sends again */
        select(h : 0 .. HOSTS - 1); select(q : 0 .. SLOTS - 1);
        p = low[h] + q;
        if
-       :: p < POSITIONS && !contribution[PACKET(epoch, h, p)] -> contribution[PACKET(epoch, h, p)] = 1
+       :: p < POSITIONS && !contribution[PACKET(epoch, h, p)] ->
+          contribution[PACKET(epoch, h, p)] = 1;
+#ifdef BARE
+          if :: is_bare[PACKET(epoch, h, p)] = 1 :: skip fi;
+          if :: needless[PACKET(epoch, h, p)] = 1 :: skip fi
+#endif
        :: else
        fi;
        h = 0; p = 0; q = 0
@@ -146,6 +207,9 @@ active proctype cluster() {
        if
        :: q < POSITIONS && MEANS(p, q) && contribution[PACKET(epoch, h, q)] && !(has[h] & (1 << (q - low[h]))) ->
           if
+#ifdef BARE
+          :: header[RESULT(epoch, p)] & (1 << h) -> assert(p == q && !NEEDS(epoch, h, q)); at_host(h, q)
+#endif
           :: right[RESULT(epoch, p)] -> assert(p == q); at_host(h, q)
           :: wrong[RESULT(epoch, p)] -> assert(false)
           :: else
