@@ -76,3 +76,5 @@ def plan(
     console = Console(highlight=False)
     console.print(plan_table.make(cluster, elements))
     console.print(plan_table.conclusion(cluster, elements), soft_wrap=True)
+    console.print()
+    console.print(plan_table.make_collectives(cluster, elements))

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from jax_passing.predict.cluster import Cluster
+from jax_passing.predict.parts import predict_collectives
 from jax_passing.predict.sums import SCHEME_OF, Prediction, Strategy, all_costs, choose, fits_flat, predict, ranks_max
 from jax_passing.protocol.packet import WORKERS_MAX
 
@@ -56,6 +57,23 @@ def make(cluster: Cluster, elements: int) -> Table:
     return table
 
 
+def make_collectives(cluster: Cluster, elements: int) -> Table:
+    """Makes the table of collectives in which each host has a part of the array."""
+    table = Table(
+        title=f"{elements * 4 / 2**20:g} MiB that each device gives to psum_scatter, or gets of the others",
+        title_justify="left",
+        title_style="",
+    )
+    table.add_column("collective")
+    for name in ("predicted", "MiB up", "MiB down", "with all lanes", "native"):
+        table.add_column(name, justify="right")
+    for one in predict_collectives(cluster, 4 * elements):
+        mebibytes = [f"{count / 2**20:.1f}" if count else "-" for count in (one.up_bytes, one.down_bytes)]
+        native = "-" if one.native_s is None else seconds(one.native_s)
+        table.add_row(one.collective, seconds(one.time_s), *mebibytes, seconds(one.all_lanes_s), native)
+    return table
+
+
 def _choice(cluster: Cluster, elements: int) -> Strategy:
     """Names what `auto` takes if the mesh spans the hosts."""
     return choose(cluster, elements, ("passing", "native"))
@@ -88,6 +106,7 @@ def as_json(cluster: Cluster, elements: int) -> dict[str, Any]:
         "size_bytes": 4 * elements,
         "dtype": "float32",
         "predictions": [{"strategy": name} | asdict(one) for name, one in predictions(cluster, elements).items()],
+        "collectives": [asdict(one) for one in predict_collectives(cluster, 4 * elements)],
         "auto": _choice(cluster, elements),
         "conclusion": conclusion(cluster, elements),
     }

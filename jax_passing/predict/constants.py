@@ -19,6 +19,7 @@ NATIVE_BYTES = {
 # 1,448 bytes of payload beside 52 of headers with timestamps. Either behind 14 bytes of Ethernet, as tbf counts.
 UDP_FRAME_BYTES_PER_BYTE = (1440 + 20 + 28 + 14) / 1440
 UDP_WIRE_BYTES_PER_BYTE = UDP_FRAME_BYTES_PER_BYTE * (1 + 8 / (4 * 256))
+BARE_FRAME_BYTES_PER_BYTE = (20 + 28 + 14) / 1440  # of a byte whose lanes are left out
 TCP_WIRE_BYTES_PER_BYTE = 1514 / 1448
 
 # Measured on 2 cores of an AMD EPYC (Zen 5) that all hosts and the switch share: docs/reference/benchmarks.md.

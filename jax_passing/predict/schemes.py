@@ -4,7 +4,7 @@ Parts that are alike are simulated once: all chunks of a host on one link are on
 that do the same. So 4,096 hosts have some 8,000 flows, whatever the sum's size, and no packets.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jax_passing.predict import constants
@@ -49,7 +49,12 @@ def _add_up_in_host(traffic: Traffic) -> float:
 
 
 def _through_switches(
-    traffic: Traffic, busiest_switch: float, all_switches: float, levels: int = 1, devices_send: bool = False
+    traffic: Traffic,
+    busiest_switch: float,
+    all_switches: float,
+    levels: int = 1,
+    devices_send: bool = False,
+    host_load: float = 1.0,
 ) -> Scheme:
     """Adds what processors do for sums by switches, and what bounds a rank.
 
@@ -58,9 +63,10 @@ def _through_switches(
       all_switches: the same of all switches.
       levels: switches on the way to the root.
       devices_send: whether each device is a rank, not each host.
+      host_load: bytes that a host, or such a device, encodes and sends, or receives and decodes: the mean of both ways.
     """
     cluster = traffic.cluster
-    host_ns = constants.HOST_NS_PER_KB + (0.0 if devices_send else _add_up_in_host(traffic))
+    host_ns = constants.HOST_NS_PER_KB * host_load + (0.0 if devices_send else _add_up_in_host(traffic))
     ranks = cluster.hosts * (cluster.devices_per_host if devices_send else 1)
     if not cluster.links_only:
         traffic.work(names.HOST_PROCESSOR, 1.0, _capacity(host_ns))
@@ -72,7 +78,8 @@ def _through_switches(
     return Scheme((traffic,), (call_us + cluster.round_trip_us * levels) * 1e-6)
 
 
-def _one_host(cluster: Cluster) -> Scheme:
+def one_host(cluster: Cluster) -> Scheme:
+    """Nothing is sent."""
     traffic = _switch_traffic(cluster)
     in_host_ns = _add_up_in_host(traffic)
     if in_host_ns and not cluster.links_only:
@@ -80,39 +87,58 @@ def _one_host(cluster: Cluster) -> Scheme:
     return Scheme((traffic,), 0.0 if cluster.links_only else constants.CALL_US * 1e-6)
 
 
-def _central(cluster: Cluster, ranks_per_host: int) -> Scheme:
-    """Switches at the centre: one with a port for each host, or each rack; a tree of them; or shards of a link each."""
+def central(cluster: Cluster, ups: Sequence[float], downs: Sequence[float], ranks_per_host: int = 1) -> Scheme:
+    """Switches at the centre: one with a port for each host, or each rack; a tree of them; or shards of a link each.
+
+    Args:
+      cluster: where they are.
+      ups: what each host sends.
+      downs: what each host receives.
+      ranks_per_host: by so many ranks.
+    """
     traffic = _switch_traffic(cluster)
     ranks, shards = cluster.hosts * ranks_per_host, cluster.shards
-    for host in range(cluster.hosts):
+    all_up, all_down = sum(ups), sum(downs)
+    for host, (up, down) in enumerate(zip(ups, downs, strict=True)):
         if cluster.colocated:
             # A host's own shard costs its link nothing. Beside what its ranks send to the other shards, the link of a
             # host with a shard carries that shard's results to the other hosts.
-            has_one = host < shards
-            load = ranks_per_host * (shards - has_one + has_one * (cluster.hosts - 1)) / shards
-            traffic.send(load, [traffic.out(host)])
-            traffic.send(load, [traffic.into(host)])
+            own = (host < shards) / shards
+            traffic.send(up * (1 - own) + (all_down - down) * own, [traffic.out(host)])
+            traffic.send(down * (1 - own) + (all_up - up) * own, [traffic.into(host)])
         else:
-            traffic.send(ranks_per_host, traffic.to_centre(host))
-            traffic.send(ranks_per_host, [traffic.into(host)])
+            traffic.send(up, traffic.to_centre(host))
+            traffic.send(down, [traffic.into(host)])
     for rack in range(cluster.racks):  # a result goes to a rack once: multicast
-        traffic.send(ranks_per_host, [traffic.rack_link(rack, "into")])
+        traffic.send(max(downs), [traffic.rack_link(rack, "into")])
     if shards and not cluster.colocated:
-        traffic.send(ranks / shards, [traffic.shard_link("into")])
-        traffic.send(ranks / shards, [traffic.shard_link("out")])
-    tree = shards == 0 and ranks > WORKERS_MAX
-    busiest = ranks / shards if shards else min(ranks, WORKERS_MAX)
-    return _through_switches(traffic, busiest, ranks, 1 + tree, devices_send=ranks_per_host > 1)
+        traffic.send(all_up / shards, [traffic.shard_link("into")])
+        traffic.send(all_down / shards, [traffic.shard_link("out")])
+    added = (all_up + all_down) / 2
+    busiest = added / (shards or max(1.0, ranks / WORKERS_MAX))
+    return _through_switches(
+        traffic,
+        busiest,
+        added,
+        levels=2 if shards == 0 and ranks > WORKERS_MAX else 1,
+        devices_send=ranks_per_host > 1,
+        host_load=max(up + down for up, down in zip(ups, downs, strict=True)) / (2 * ranks_per_host),
+    )
+
+
+def _central_sum(cluster: Cluster, ranks_per_host: int) -> Scheme:
+    loads = [float(ranks_per_host)] * cluster.hosts
+    return central(cluster, loads, loads, ranks_per_host)
 
 
 def passing(cluster: Cluster) -> Scheme:
     """Hosts add up their devices, then a switch adds up the hosts."""
-    return _one_host(cluster) if cluster.hosts == 1 else _central(cluster, 1)
+    return one_host(cluster) if cluster.hosts == 1 else _central_sum(cluster, 1)
 
 
 def flat(cluster: Cluster) -> Scheme:
     """Each device sends to the switch: SwitchML, ATP."""
-    return _central(cluster, cluster.devices_per_host)
+    return _central_sum(cluster, cluster.devices_per_host)
 
 
 def tree(cluster: Cluster) -> Scheme | None:

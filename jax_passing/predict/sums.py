@@ -13,7 +13,7 @@ from jax_passing.config import RANKS_MAX
 from jax_passing.errors import ConfigError
 from jax_passing.predict.cluster import Cluster
 from jax_passing.predict.constants import NATIVE_BYTES, lane_bytes
-from jax_passing.predict.schemes import SCHEMES
+from jax_passing.predict.schemes import SCHEMES, Scheme
 from jax_passing.protocol.packet import WORKERS_MAX
 
 Strategy = Literal["passing", "flat", "native"]
@@ -73,13 +73,17 @@ def costs(cluster: Cluster, scheme: str) -> Costs | None:
     built = SCHEMES[scheme](cluster)
     if built is None:
         return None
-    of_byte = Prediction(
+    return Costs(scheme, cluster, built.waits_s, of_byte(built))
+
+
+def of_byte(built: Scheme) -> Prediction:
+    """Returns what each byte costs, without waits."""
+    return Prediction(
         sum(phase.duration_s() for phase in built.phases),
         sum(phase.link_bytes for phase in built.phases),
         max((phase.slowest() for phase in built.phases), key=lambda time: time[0])[1],
         sum(phase.shared_s for phase in built.phases),
     )
-    return Costs(scheme, cluster, built.waits_s, of_byte)
 
 
 def all_costs(cluster: Cluster, schemes: Sequence[str] = tuple(SCHEMES)) -> dict[str, Costs]:

@@ -86,6 +86,11 @@ class Traffic:
         links = [load for (what, _), load in self.loads.items() if what in (HOST_LINK, SERVER_LINK, SHARD_LINK)]
         return max(links, default=0.0) * self.wire_bytes
 
+    def host_bytes(self, way: str) -> float:
+        """Returns the bytes that the busiest of all hosts' links carries one way, "out" or "into"."""
+        links = [self.loads.get((HOST_LINK, (way, host)), 0.0) for host in range(self.cluster.hosts)]
+        return max(links) * self.wire_bytes
+
     def slowest(self) -> tuple[float, str]:
         """Returns how long the slowest resource takes for a sum of one byte, and what it is."""
         times = [(load / self.capacities[resource], resource[0]) for resource, load in self.loads.items()]
