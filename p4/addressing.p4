@@ -24,4 +24,12 @@ action make_result(inout headers_t hdr) {
     hdr.passing.worker = EVERY_WORKER;
 }
 
+// The result, for a worker that needs no lanes of it.
+action leave_out_lanes(inout headers_t hdr) {
+    hdr.lanes.setInvalid();
+    hdr.passing.flags = hdr.passing.flags | (BARE | NO_RESULT);
+    hdr.udp.udp_bytes = BARE_UDP_BYTES;
+    hdr.ipv4.total_bytes = BARE_IPV4_BYTES;
+}
+
 #endif  // P4_ADDRESSING_P4_

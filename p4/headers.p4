@@ -98,6 +98,8 @@ header passing_h {
 // Lengths of a packet of this protocol, as IPv4 and UDP must state them.
 const bit<16> UDP_BYTES = 8 + 20 + 4 * LANES;
 const bit<16> IPV4_BYTES = 20 + UDP_BYTES;
+const bit<16> BARE_UDP_BYTES = 8 + 20;  // and of one without lanes
+const bit<16> BARE_IPV4_BYTES = 20 + BARE_UDP_BYTES;
 
 struct headers_t {
     ethernet_h ethernet;
@@ -106,7 +108,7 @@ struct headers_t {
     icmp_h icmp;
     udp_h udp;
     passing_h passing;
-    lanes_h lanes;  // valid if the packet is well formed in everything that can be checked without knowing the job
+    lanes_h lanes;
 }
 
 #endif  // P4_HEADERS_P4_

@@ -34,7 +34,10 @@ const bit<16> ALL_PORTS = 1;  // the multicast group of ordinary traffic
 const bit<8> MAGIC = 0x9A;
 const bit<8> PROTOCOL = 1;
 const bit<16> EVERY_WORKER = 0xFFFF;  // the worker field of a result
-const bit<8> NOT_FLAGS = 0xF8;        // three sticky flags: NaN, +Inf, -Inf
+const bit<8> STICKY = 0x07;           // flags: NaN, +Inf, -Inf
+const bit<8> BARE = 0x08;             // of sums only: the lanes that are counted don't follow
+const bit<8> NO_RESULT = 0x10;        // and the worker needs none of the result
+const bit<8> NOT_FLAGS = 0xE0;        // no flag
 
 enum bit<8> packet_type_t {
     CONTRIBUTION = 1,

@@ -27,8 +27,9 @@ enum bit<8> pass_t {
     FIRST = 0,   // it has just arrived
     LOW = 1,     // to take the low lanes of a slot that is complete: they are added to zeros
     HIGH = 2,    // to take the high lanes
-    ANSWER = 3,  // to answer our workers, as the header of the parent's result speaks of our job now
-    TRANSLATED = 4  // still in the first one: the header has just been changed so
+    TRANSLATED = 3,  // still in the first one: the header of the parent's result speaks of our job now
+    ANSWER = 4,  // to answer our workers by it
+    ASK = 5      // before that, if it says that lanes are left out: does any worker need them?
 }
 
 // Before the Ethernet header, on the recirculation port alone.
@@ -43,6 +44,11 @@ header copy_h {
     bit<9> ingress_port;
 }
 
+// Behind it in copies of a result: the workers that need its lanes.
+header needs_h {
+    missing_t workers;
+}
+
 // The step that the sequence asks of the bitmap, and the bitmap of the verdict.
 enum bit<8> slot_step_t {
     STALE = 0,
@@ -50,7 +56,7 @@ enum bit<8> slot_step_t {
     BEGIN = 2,   // the first contribution of a newer sequence
     JOIN = 3,    // one more of the same
     ANSWER = 4,  // of the parent
-    READ = 5     // a later pass, the slot still holds what the first one saw
+    READ = 5     // a further pass, and the slot holds this sequence
 }
 
 enum bit<8> lanes_step_t {
@@ -62,12 +68,18 @@ enum bit<8> lanes_step_t {
     HIGH = 5      // take the high ones
 }
 
+// A flag inside of the switch, where the header's flag BARE is while it travels: there are lanes, of the packet or, once
+// the slot version's flags are read, of what it holds. So it sticks, as NaN does.
+const bit<8> HELD = 0x08;
+
 struct metadata_t {
     recirculation_h recirculation;
     copy_h copy;
+    needs_h needs;
     pass_t pass;
     verdict_t verdict;
     bit<1> to_us;
+    bit<1> well_formed; // a packet of this protocol, as far as the parser can tell
     bit<1> forward;    // to the one port that the destination's MAC address leads to
     bit<1> accepted;   // no check of the job refused it
     bit<1> fresh;      // the slot version holds numbers of another job or epoch
@@ -78,6 +90,8 @@ struct metadata_t {
     bit<32> held_format;
     missing_t own;     // its bit if it wasn't added before
     missing_t left;    // who is missing after this packet
+    missing_t wish;    // its bit if it needs the result's lanes
+    missing_t needing; // the workers that need them; of a resend, none but the one that asks
     slot_step_t slot_step;
     lanes_step_t lanes_step;
 }

@@ -34,6 +34,8 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
         make_result(hdr);
         meta.copy.setValid();
         meta.copy.result = 1;
+        meta.needs.setValid();
+        meta.needs.workers = meta.needing;
         manager.mcast_grp_a = meta.group;
         meta.forward = 0;
     }
@@ -52,23 +54,72 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
         key = {
             meta.pass: exact;
             meta.verdict: ternary;
+            hdr.passing.flags: ternary;
+            meta.needing: ternary;
         }
         actions = { drop_it; pass_again; result_to_workers; result_to_sender; }
         const entries = {
+            // Where no lanes are held, or needed, one pass is enough.
 #if ONE_WORD
-            (pass_t.FIRST, verdict_t.COMPLETE): pass_again(pass_t.HIGH);
-            (pass_t.FIRST, verdict_t.FORWARDED): pass_again(pass_t.HIGH);
-            (pass_t.FIRST, verdict_t.RESEND): pass_again(pass_t.LOW);
-            (pass_t.FIRST, verdict_t.FORWARDED_AGAIN): pass_again(pass_t.LOW);
-            (pass_t.LOW, verdict_t.RESEND): pass_again(pass_t.HIGH);
-            (pass_t.LOW, verdict_t.FORWARDED_AGAIN): pass_again(pass_t.HIGH);
+            (pass_t.FIRST, verdict_t.COMPLETE, HELD &&& HELD, _): pass_again(pass_t.HIGH);
+            (pass_t.FIRST, verdict_t.COMPLETE, _, _): result_to_workers();
+            (pass_t.FIRST, verdict_t.FORWARDED, _, _): pass_again(pass_t.HIGH);
+            (pass_t.FIRST, verdict_t.RESEND, _, 0): result_to_sender();
+            (pass_t.FIRST, verdict_t.RESEND, HELD &&& HELD, _): pass_again(pass_t.LOW);
+            (pass_t.FIRST, verdict_t.RESEND, _, _): result_to_sender();
+            (pass_t.FIRST, verdict_t.FORWARDED_AGAIN, _, _): pass_again(pass_t.LOW);
+            (pass_t.LOW, verdict_t.RESEND, _, _): pass_again(pass_t.HIGH);
+            (pass_t.LOW, verdict_t.FORWARDED_AGAIN, _, _): pass_again(pass_t.HIGH);
 #endif
-            (pass_t.TRANSLATED, _): pass_again(pass_t.ANSWER);
-            (LAST_PASS, verdict_t.COMPLETE): result_to_workers();
-            (LAST_PASS, verdict_t.RESEND): result_to_sender();
-            (pass_t.ANSWER, verdict_t.ANSWERED): result_to_workers();
+            (pass_t.TRANSLATED, _, NO_RESULT &&& NO_RESULT, _): pass_again(pass_t.ASK);
+            (pass_t.TRANSLATED, _, _, _): pass_again(pass_t.ANSWER);
+            (pass_t.ASK, _, _, 0): pass_again(pass_t.ANSWER);
+            (LAST_PASS, verdict_t.COMPLETE, _, _): result_to_workers();
+            (LAST_PASS, verdict_t.RESEND, _, _): result_to_sender();
+            (pass_t.ANSWER, verdict_t.ANSWERED, _, _): result_to_workers();
         }
         const default_action = drop_it;
+        size = 32;
+    }
+
+    // What leaves has lanes if some are held, and needed by the one whom it is for.
+    action whole(bit<5> flags) {
+        hdr.passing.flags[7:3] = flags;
+        hdr.udp.udp_bytes = UDP_BYTES;
+        hdr.ipv4.total_bytes = IPV4_BYTES;
+    }
+    action bare(bit<5> flags) {
+        hdr.passing.flags[7:3] = flags;
+        hdr.lanes.setInvalid();
+        hdr.udp.udp_bytes = BARE_UDP_BYTES;
+        hdr.ipv4.total_bytes = BARE_IPV4_BYTES;
+    }
+    table shape {
+        key = {
+            meta.verdict: exact;
+            hdr.passing.flags: ternary;
+            meta.needing: ternary;
+        }
+        actions = { whole; bare; @defaultonly NoAction; }
+        const entries = {
+            // The flags are the upper five: 1 is BARE, 2 is NO_RESULT. Copies of a result get them in egress.
+            (verdict_t.RESEND, _, 0): bare(3);
+            (verdict_t.RESEND, HELD &&& HELD, _): whole(0);
+            (verdict_t.RESEND, _, _): bare(1);
+            (verdict_t.COMPLETE, HELD &&& HELD, _): whole(0);
+            (verdict_t.COMPLETE, _, _): bare(1);
+            (verdict_t.ANSWERED, HELD &&& HELD, _): whole(0);
+            (verdict_t.ANSWERED, _, _): bare(1);
+            (verdict_t.FORWARDED, HELD &&& HELD, 0): whole(2);
+            (verdict_t.FORWARDED, HELD &&& HELD, _): whole(0);
+            (verdict_t.FORWARDED, _, 0): bare(3);
+            (verdict_t.FORWARDED, _, _): bare(1);
+            (verdict_t.FORWARDED_AGAIN, HELD &&& HELD, 0): whole(2);
+            (verdict_t.FORWARDED_AGAIN, HELD &&& HELD, _): whole(0);
+            (verdict_t.FORWARDED_AGAIN, _, 0): bare(3);
+            (verdict_t.FORWARDED_AGAIN, _, _): bare(1);
+        }
+        const default_action = NoAction;
         size = 16;
     }
 
@@ -89,12 +140,13 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
     }
 
     apply {
-        if (meta.pass == LAST_PASS &&
+        if ((meta.pass == LAST_PASS || hdr.passing.flags[3:3] == 0) &&
             (meta.verdict == verdict_t.FORWARDED || meta.verdict == verdict_t.FORWARDED_AGAIN)) {
             parent.apply();
         } else {
             next_step.apply();
         }
+        shape.apply();
     }
 }
 

@@ -71,6 +71,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
             (pass_t.LOW, 0): look();
             (pass_t.HIGH, 0): look();
             (pass_t.ANSWER, 0): look();
+            (pass_t.ASK, 0): look();
         }
         const default_action = nothing_held();
         size = 8;
@@ -145,6 +146,8 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
             (pass_t.LOW, _, _): refuse_step(slot_step_t.READ);
             (pass_t.HIGH, 0, _): refuse_step(slot_step_t.STALE);
             (pass_t.HIGH, _, _): refuse_step(slot_step_t.READ);
+            (pass_t.ASK, 0, _): refuse_step(slot_step_t.STALE);
+            (pass_t.ASK, _, _): refuse_step(slot_step_t.READ);
         }
         const default_action = refuse_step(slot_step_t.STALE);
         size = 16;
@@ -175,7 +178,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
         size = 16;
     }
 
-    // --- The verdict, and the sticky flags: NaN, +Inf, -Inf of all workers
+    // --- The verdict, and the sticky flags: NaN, +Inf, -Inf of all workers, HELD among them
 
     Register<bit<8>, index_t>(VERSIONS) flags;
 
@@ -246,6 +249,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
 
             (slot_step_t.READ, _, _, _, pass_t.LOW): read_on(lanes_step_t.ADD);
             (slot_step_t.READ, _, _, _, pass_t.HIGH): read_on(lanes_step_t.HIGH);
+            (slot_step_t.READ, _, _, _, pass_t.ASK): refuse(verdict_t.STALE);  // unless nobody needs it
         }
         const default_action = refuse(verdict_t.STALE);
         size = 32;

@@ -20,7 +20,7 @@ control Aggregate(inout headers_t hdr, inout metadata_t meta, inout standard_met
     @id(1) counter(VERDICTS, CounterType.packets) verdicts;
 
     apply {
-        if (hdr.lanes.isValid() && standard.checksum_error == 0) {
+        if (meta.well_formed == 1 && standard.checksum_error == 0) {
             parents.apply(hdr, meta);
             job_check.apply(hdr, meta);
             if (meta.passed) {

@@ -32,11 +32,11 @@ header lanes_h {
 
 // UDP's checksum is over the pseudo header and the packet, with the checksum itself.
 #define GROUP_FIELD(g) , hdr.lanes.group##g
-#define UDP_FIELDS(hdr)                                                                                              \
-    { hdr.ipv4.src_ip, hdr.ipv4.dst_ip, 8w0, hdr.ipv4.protocol, hdr.udp.udp_bytes, hdr.udp.src_port,                 \
+#define BARE_UDP_FIELDS(hdr)                                                                                         \
+      hdr.ipv4.src_ip, hdr.ipv4.dst_ip, 8w0, hdr.ipv4.protocol, hdr.udp.udp_bytes, hdr.udp.src_port,                 \
       hdr.udp.dst_port, hdr.udp.udp_bytes, hdr.udp.checksum, hdr.passing.magic, hdr.passing.protocol,                \
       hdr.passing.type, hdr.passing.flags, hdr.passing.job, hdr.passing.epoch, hdr.passing.worker, hdr.passing.slot, \
-      hdr.passing.sequence, hdr.passing.version, hdr.passing.lane_format, hdr.passing.element_count                  \
-      EACH_GROUP(GROUP_FIELD) }
+      hdr.passing.sequence, hdr.passing.version, hdr.passing.lane_format, hdr.passing.element_count
+#define UDP_FIELDS(hdr) BARE_UDP_FIELDS(hdr) EACH_GROUP(GROUP_FIELD)
 
 #endif  // P4_V1MODEL_LANE_HEADER_P4_

@@ -27,7 +27,7 @@ action maximum(out group_t max, in group_t a, in group_t b) {
     max = b ^ ((a ^ b) & of_a);
 }
 
-control LaneGroup(inout group_t lanes, in metadata_t meta, in lane_format_t lane_format, in bit<32> index) {
+control LaneGroup(inout group_t lanes, in state_step_t lanes_step, in lane_format_t lane_format, in bit<32> index) {
     register<group_t>(VERSIONS) held;
     group_t other;
 
@@ -45,7 +45,7 @@ control LaneGroup(inout group_t lanes, in metadata_t meta, in lane_format_t lane
     }
     table step {
         key = {
-            meta.step: exact;
+            lanes_step: exact;
             lane_format: ternary;
         }
         actions = { write; read; join_sum; join_maximum; NoAction; }
@@ -61,13 +61,52 @@ control LaneGroup(inout group_t lanes, in metadata_t meta, in lane_format_t lane
     apply { step.apply(); }
 }
 
+// Afterwards the packet has lanes if the slot version holds any.
 control Lanes(inout headers_t hdr, in metadata_t meta, in bit<32> index) {
+    register<bit<1>>(VERSIONS) bare;  // nobody has added lanes: none are held
+    bit<1> held_bare;
+    bool has_lanes;
+    state_step_t lanes_step = state_step_t.NONE;
+
+    action write() {
+        bare.write(index, 0);
+        lanes_step = state_step_t.WRITE;
+    }
+    action write_none() { bare.write(index, 1); }
+    action join() { lanes_step = state_step_t.JOIN; }
+    action read() {
+        hdr.lanes.setValid();
+        lanes_step = state_step_t.READ;
+    }
+    action read_none() { hdr.lanes.setInvalid(); }
+    table step {
+        key = {
+            meta.step: exact;
+            has_lanes: ternary;
+            held_bare: ternary;
+        }
+        actions = { write; write_none; join; read; read_none; NoAction; }
+        const entries = {
+            (state_step_t.WRITE, true, _): write();
+            (state_step_t.WRITE, false, _): write_none();
+            (state_step_t.JOIN, true, 0): join();
+            (state_step_t.JOIN, true, 1): write();
+            (state_step_t.JOIN, false, 0): read();
+            (state_step_t.READ, _, 0): read();
+            (state_step_t.READ, _, 1): read_none();
+        }
+        const default_action = NoAction;
+    }
+
 #define INSTANCE(g) LaneGroup() group##g;
     EACH_GROUP(INSTANCE)
 #undef INSTANCE
 
     apply {
-#define APPLY(g) group##g.apply(hdr.lanes.group##g, meta, hdr.passing.lane_format, index);
+        bare.read(held_bare, index);
+        has_lanes = hdr.lanes.isValid();
+        step.apply();
+#define APPLY(g) group##g.apply(hdr.lanes.group##g, lanes_step, hdr.passing.lane_format, index);
         EACH_GROUP(APPLY)
 #undef APPLY
     }

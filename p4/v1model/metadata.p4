@@ -41,6 +41,7 @@ enum bit<2> state_step_t {
 
 struct metadata_t {
     bit<16> zero;       // what checksums over their own field come to
+    bit<1> well_formed; // a packet of this protocol, as far as can be checked without knowing the job
     bool to_us;         // addressed to the switch itself
     mac_t own_mac;
     bool flooded;       // to all ports but its own
@@ -50,6 +51,7 @@ struct metadata_t {
     bool has_parent;
     bool from_parent;   // a result that the parent sent
     bitmap_t worker_bit;
+    bitmap_t no_result; // the workers that need no lanes of the slot version's result
     verdict_t verdict;
     bool passed;        // no check has refused it
     state_step_t step;

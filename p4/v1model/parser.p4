@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // From Ethernet to the lanes.
 //
-// Lanes are extracted only from a well formed packet: so valid lanes need no other check of the header.
+// A packet is well formed if all holds that can be checked without knowing the job.
 #ifndef P4_V1MODEL_PARSER_P4_
 #define P4_V1MODEL_PARSER_P4_
 
@@ -32,25 +32,39 @@ parser ParsePacket(packet_in packet, out headers_t hdr, inout metadata_t meta, i
     state passing_type {
         transition select(hdr.passing.type, hdr.passing.lane_format) {
             (packet_type_t.CONTRIBUTION, lane_format_t.SUM_INT32): passing_length;
-            (packet_type_t.CONTRIBUTION, lane_format_t.MAX_INT32): passing_length;
+            (packet_type_t.CONTRIBUTION, lane_format_t.MAX_INT32): passing_maximum;
             (packet_type_t.RESULT, lane_format_t.SUM_INT32): passing_length;
-            (packet_type_t.RESULT, lane_format_t.MAX_INT32): passing_length;
+            (packet_type_t.RESULT, lane_format_t.MAX_INT32): passing_maximum;
             (packet_type_t.PROBE, lane_format_t.SUM_INT32): passing_length;
-            (packet_type_t.PROBE, lane_format_t.MAX_INT32): passing_length;
+            (packet_type_t.PROBE, lane_format_t.MAX_INT32): passing_maximum;
             default: accept;
         }
     }
 
-    // All packets are of one length here. One that was cut short on its way fails in `extract`.
+    // It has all its lanes.
+    state passing_maximum {
+        transition select(hdr.passing.flags) {
+            0 &&& ~STICKY: passing_length;
+            default: accept;
+        }
+    }
+
+    // All packets with lanes are of one length here. One that was cut short on its way fails in `extract`.
     state passing_length {
-        transition select(hdr.passing.element_count, hdr.udp.udp_bytes, hdr.ipv4.total_bytes) {
-            (LANES, UDP_BYTES, IPV4_BYTES): lanes;
+        transition select(hdr.passing.flags, hdr.passing.element_count, hdr.udp.udp_bytes, hdr.ipv4.total_bytes) {
+            (0 &&& BARE, LANES, UDP_BYTES, IPV4_BYTES): lanes;
+            (BARE &&& BARE, LANES, BARE_UDP_BYTES, BARE_IPV4_BYTES): well_formed;
             default: accept;
         }
     }
 
     state lanes {
         packet.extract(hdr.lanes);
+        transition well_formed;
+    }
+
+    state well_formed {
+        meta.well_formed = 1;
         transition accept;
     }
 }

@@ -17,9 +17,11 @@
 control CheckSums(inout headers_t hdr, inout metadata_t meta) {
     apply {
         verify_checksum(hdr.udp.isValid(), IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum, HashAlgorithm.csum16);
-        bool summed = hdr.lanes.isValid() && hdr.udp.checksum != 0;  // 0: the sender left it out
+        bool summed = meta.well_formed == 1 && hdr.udp.checksum != 0;  // 0: the sender left it out
+        bool has_lanes = hdr.lanes.isValid();
         // Over the checksum as well, which leaves 0: UDP writes a checksum of 0 as 0xFFFF.
-        verify_checksum(summed, UDP_FIELDS(hdr), meta.zero, HashAlgorithm.csum16);
+        verify_checksum(summed && has_lanes, { UDP_FIELDS(hdr) }, meta.zero, HashAlgorithm.csum16);
+        verify_checksum(summed && !has_lanes, { BARE_UDP_FIELDS(hdr) }, meta.zero, HashAlgorithm.csum16);
     }
 }
 
@@ -52,9 +54,9 @@ control PassingEgress(inout headers_t hdr, inout metadata_t meta, inout standard
     Replication() replication;
 
     apply {
-        if (meta.to_workers) { replication.apply(hdr, standard.egress_rid, standard); }
+        if (meta.to_workers) { replication.apply(hdr, meta, standard.egress_rid, standard); }
         if (meta.flooded && standard.egress_port == standard.ingress_port) { mark_to_drop(standard); }
-        if (hdr.lanes.isValid() && meta.to_us) { truncate(14 + (bit<32>)IPV4_BYTES); }
+        if (meta.well_formed == 1 && meta.to_us) { truncate(14 + (bit<32>)hdr.ipv4.total_bytes); }
     }
 }
 

@@ -23,6 +23,7 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
     @id(4) register<bit<32>>(VERSIONS) bitmap_high;
     register<bit<8>>(VERSIONS) lane_format;
     @id(5) register<bit<1>>(VERSIONS) answered;  // the parent's result is held, no longer our sum
+    register<bitmap_t>(VERSIONS) no_result;      // the workers that need no lanes of the result
 
     // The furthest sequence of a job to which all workers have contributed, by the job's first slot, and whose it is.
     register<bit<32>>(SLOTS) completed;
@@ -42,14 +43,16 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
     bool same_format;
     bool again;
     bool full;
+    bool lacks_lanes;
 
     action refuse(verdict_t verdict) {
         meta.verdict = verdict;
         meta.step = state_step_t.NONE;
     }
-    action write_bitmap() {
+    action write_bitmaps() {
         bitmap_low.write(index, bitmap[31:0]);
         bitmap_high.write(index, bitmap[63:32]);
+        no_result.write(index, meta.no_result);
     }
     action first(verdict_t verdict) {
         meta.verdict = verdict;
@@ -58,12 +61,12 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         sequence.write(index, hdr.passing.sequence);
         lane_format.write(index, (bit<8>)hdr.passing.lane_format);
         answered.write(index, 0);
-        write_bitmap();
+        write_bitmaps();
     }
     action join(verdict_t verdict) {
         meta.verdict = verdict;
         meta.step = state_step_t.JOIN;
-        write_bitmap();
+        write_bitmaps();
     }
     action answer(verdict_t verdict) {
         meta.verdict = verdict;
@@ -84,28 +87,29 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
             full: ternary;             // no worker is missing, this one counted
             meta.has_parent: ternary;
             held_answered: ternary;
+            lacks_lanes: ternary;      // that a worker needs
         }
         actions = { refuse; first; join; answer; read; }
         const entries = {
-            // Contributions.              format again  full   parent answered
-            (packet_type_t.CONTRIBUTION, age_t.TOO_FAR, _, _, _, _, _): refuse(verdict_t.TOO_FAR);
-            (packet_type_t.CONTRIBUTION, age_t.PAST,  _, _, _, _, _): refuse(verdict_t.STALE);
+            // Contributions.              format again  full   parent answered lacks
+            (packet_type_t.CONTRIBUTION, age_t.TOO_FAR, _, _, _, _, _, _): refuse(verdict_t.TOO_FAR);
+            (packet_type_t.CONTRIBUTION, age_t.PAST,  _, _, _, _, _, _): refuse(verdict_t.STALE);
 
-            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, false, _, _): first(verdict_t.ADDED);
-            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, true, false, _): first(verdict_t.COMPLETE);
-            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, true, true, _): first(verdict_t.FORWARDED);
+            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, false, _, _, _): first(verdict_t.ADDED);
+            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, true, false, _, _): first(verdict_t.COMPLETE);
+            (packet_type_t.CONTRIBUTION, age_t.NEWER, _, _, true, true, _, _): first(verdict_t.FORWARDED);
 
-            (packet_type_t.CONTRIBUTION, age_t.SAME, false, _, _, _, _): refuse(verdict_t.MISMATCH);
-            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, false, _, _): join(verdict_t.ADDED);
-            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, true, false, _): join(verdict_t.COMPLETE);
-            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, true, true, _): join(verdict_t.FORWARDED);
-            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, false, _, _): refuse(verdict_t.DUPLICATE);
-            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, true, true, 0): read(verdict_t.FORWARDED_AGAIN);
-            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, true, _, _): read(verdict_t.RESEND);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, false, _, _, _, _, _): refuse(verdict_t.MISMATCH);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, false, _, _, _): join(verdict_t.ADDED);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, true, false, _, _): join(verdict_t.COMPLETE);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, false, true, true, _, _): join(verdict_t.FORWARDED);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, false, _, _, _): refuse(verdict_t.DUPLICATE);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, true, true, 0, _): read(verdict_t.FORWARDED_AGAIN);
+            (packet_type_t.CONTRIBUTION, age_t.SAME, _, true, true, _, _, _): read(verdict_t.RESEND);
 
             // Results of the parent.
-            (packet_type_t.RESULT, age_t.SAME, true, _, true, _, 0): answer(verdict_t.ANSWERED);
-            (packet_type_t.RESULT, age_t.SAME, true, _, true, _, 1): refuse(verdict_t.DUPLICATE);
+            (packet_type_t.RESULT, age_t.SAME, true, _, true, _, 0, false): answer(verdict_t.ANSWERED);
+            (packet_type_t.RESULT, age_t.SAME, true, _, true, _, 1, _): refuse(verdict_t.DUPLICATE);
         }
         const default_action = refuse(verdict_t.STALE);
     }
@@ -122,6 +126,7 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         completed_owner.read(held_completed_owner, of_job);
         if (held_completed_owner != meta.job.owner) { held_completed = 0; }  // sequences begin there
 
+        no_result.read(meta.no_result, index);
         bitmap = held_high ++ held_low;
         // Serial numbers (RFC 1982): the held one is before the packet's if their difference is negative.
         bit<32> lead = held_sequence - hdr.passing.sequence;
@@ -132,6 +137,7 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         } else if (held_owner != meta.job.owner || lead[31:31] == 1) {
             age = age_t.NEWER;
             bitmap = 0;
+            meta.no_result = 0;
         } else if (lead == 0) {
             age = age_t.SAME;
         } else {
@@ -141,6 +147,9 @@ control SlotCheck(in headers_t hdr, inout metadata_t meta, in bit<32> index) {
         again = bitmap & meta.worker_bit != 0;
         bitmap = bitmap | meta.worker_bit;
         full = bitmap == meta.job.workers;
+        bool left_out = hdr.passing.flags & NO_RESULT != 0;
+        lacks_lanes = left_out && meta.no_result != meta.job.workers;
+        if (left_out && !again) { meta.no_result = meta.no_result | meta.worker_bit; }
         verdict.apply();
 
         bool complete = meta.verdict == verdict_t.COMPLETE || meta.verdict == verdict_t.FORWARDED;

@@ -28,7 +28,10 @@ control StickyFlags(inout headers_t hdr, in metadata_t meta, in bit<32> index) {
         const default_action = NoAction;
     }
 
-    apply { step.apply(); }
+    apply {
+        hdr.passing.flags = hdr.passing.flags & STICKY;
+        step.apply();
+    }
 }
 
 #endif  // P4_V1MODEL_STICKY_FLAGS_P4_

@@ -26,7 +26,7 @@ class Bmv2Device:
 
     def __init__(self, switch: Switch, reach: int | None = None):
         self._switch = switch
-        self.limits = Limits(lanes_per_chunk=switch.lanes, whole_chunks=True, bare=False, reach=reach)
+        self.limits = Limits(lanes_per_chunk=switch.lanes, whole_chunks=True, reach=reach)
 
     def play(self, exchange: Exchange) -> Played:
         data_plane = self._switch.data_plane

@@ -4,6 +4,8 @@ import shutil
 
 import pytest
 
+from jax_passing.switch.data_planes.p4 import P4DataPlane
+from jax_passing.switch.data_planes.tofino import TofinoDataPlane
 from support.p4 import tna_model, v1model_model
 from support.p4.parts import Control, Counter, Procedure, Register, Table
 
@@ -22,6 +24,13 @@ TNA = {
     "table": "own_address forward - - - parent receiver question admission",
     "action": "set_ours to_port flood - - - sum_to_parent to_worker answer_arp accept answer from_parent refuse",
 }
+
+
+def test_the_control_plane_knows_programs_of_its_version():
+    v1model = v1model_model.V1Model(64).parts
+    assert f"PassingIngress.aggregate.{P4DataPlane.newest_register}" in v1model
+    control, register = TofinoDataPlane.newest_register.split(".")
+    assert register in tna_model.parsed(1).controls["PassingIngress"]().members[control].members
 
 
 def members(control):

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jax_passing.protocol.packet import EVERY_WORKER, MAX, RESULT, SUM
+from jax_passing.protocol.packet import BARE, EVERY_WORKER, MAX, RESULT, SUM
 from jax_passing.switch.data_planes import p4
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent
 from jax_passing.switch.data_planes.pipeline import DeviceError
@@ -51,8 +51,17 @@ def send(switch, host, lanes, **changed):
     switch.ports[host].send(frame(switch, host, passing(lanes, **fields(host, **changed))))
 
 
+def bare(host, **changed):
+    """A packet without its 64 lanes."""
+    return passing([], **fields(host, flags=BARE, count=64, **changed))
+
+
 def result_frame(switch, host, lanes, **changed):
     data = passing(lanes, **fields(host, kind=RESULT, worker=EVERY_WORKER, **changed))
+    return sent_frame(switch, host, data)
+
+
+def sent_frame(switch, host, data):
     mac, ip = HOSTS[host]
     return ethernet(switch.mac, mac, IPV4, ipv4(switch.ip, ip, UDP, udp(switch.udp_port, UDP_PORT + host, data)))
 
@@ -126,13 +135,21 @@ def test_malformed_length(switch, job, what):
     assert switch.data_plane.slot_version(SLOT_FIRST, 0).empty
 
 
+def summed(switch, data):
+    """A payload of host 0, with its UDP checksum."""
+    return data, udp_checksum(HOSTS[0][1], switch.ip, udp(UDP_PORT, switch.udp_port, data))
+
+
+def verdict_of_payload(switch, data, check):
+    return verdict_of(switch, lambda: switch.ports[0].send(frame(switch, 0, data, check=check)))
+
+
 def test_a_payload_that_its_udp_checksum_does_not_fit(switch, job):
     def packet(low):
-        data = passing([low, *range(1, 64)], **fields(0))
-        return data, udp_checksum(HOSTS[0][1], switch.ip, udp(UDP_PORT, switch.udp_port, data))
+        return summed(switch, passing([low, *range(1, 64)], **fields(0)))
 
     def verdict(data, check):
-        return verdict_of(switch, lambda: switch.ports[0].send(frame(switch, 0, data, check=check)))
+        return verdict_of_payload(switch, data, check)
 
     data, check = packet(0)
     assert verdict(data[:-1] + b"\0", check) == "malformed"
@@ -174,6 +191,26 @@ def test_bytes_behind_the_ip_packet_are_cut_off(switch):
     with admitted(switch, 1):
         switch.ports[0].send(frame(switch, 0, DATA) + b"trailer")
         assert switch.ports[0].receive() == result_frame(switch, 0, [1] * 64)
+
+
+def test_a_header_alone_has_a_checksum_too(switch, job):
+    data, check = summed(switch, bare(0))
+    assert verdict_of_payload(switch, data, check ^ 0x0100) == "malformed"
+    assert verdict_of_payload(switch, data, check) == "added"
+
+
+def test_bytes_behind_a_header_alone_are_cut_off(switch):
+    """The header grows into a result with lanes, or stays one."""
+    with admitted(switch, 2):
+        send(switch, 0, [1] * 64)
+        switch.ports[1].send(frame(switch, 1, bare(1)) + b"trailer")
+        for host in range(2):
+            assert switch.ports[host].receive() == result_frame(switch, host, [1] * 64)
+        for host in range(2):
+            switch.ports[host].send(frame(switch, host, bare(host, sequence=1)) + b"trailer")
+        for host in range(2):
+            data = bare(host, kind=RESULT, worker=EVERY_WORKER, sequence=1)
+            assert switch.ports[host].receive() == sent_frame(switch, host, data)
 
 
 def test_a_slot_forgets_when_the_job_comes_again(switch):

@@ -78,7 +78,7 @@ def _switches(random: Random) -> list[Switch]:
                 slot_total=16 * slots,
                 lanes_per_chunk=lanes if whole else random.choice([lanes, lanes, 64]),
                 whole_chunks=whole,
-                takes_bare=not whole and random.random() < 0.8,
+                takes_bare=random.random() < 0.8,
                 multicast=random.random() < 0.6,
             )
         )

@@ -4,6 +4,7 @@ import logging
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from jax_passing.protocol.packet import WORKERS_MAX
@@ -37,9 +38,10 @@ class P4DataPlane:
     """This device runs the program of p4/; see data_plane.DataPlane. Raises DeviceError if it can't be reached."""
 
     whole_chunks = True
-    takes_bare = False
+    takes_bare = True
     can_tag = False
     worker_limit = WORKERS_MAX
+    newest_register = "lanes.bare"  # programs without it are too old for this control plane
 
     def __init__(self, device: Device, pipeline: Pipeline):
         self._device = device
@@ -70,6 +72,8 @@ class P4DataPlane:
                 f"its program is of another version of jax_passing: it counts {cells} verdicts instead of "
                 f"{len(VERDICTS)}. Compile that of this version, and load it"
             )
+        with suppress(UnreadableError):
+            pipeline.register(self.newest_register, 0)
         pipeline.insert_group(ALL_PORTS, [(port, 0) for port in device.ports])
         for mac, port in {mac_number(known.mac): known.port for known in device.neighbours}.items():
             pipeline.insert(Entry("forward", {"mac": mac}, "to_port", {"port": port}))

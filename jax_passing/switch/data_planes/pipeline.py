@@ -45,7 +45,9 @@ def only_one(kind: str, rows: Sequence[T], name: str, name_of: Callable[[T], str
     """
     found = [row for row in rows if name_of(row) == name or name_of(row).endswith("." + name)]
     if len(found) != 1:
-        raise DeviceError(f"the device's program has {len(found)} {kind}s named {name}: is it the one in p4/?")
+        raise DeviceError(
+            f"the device's program has {len(found)} {kind}s named {name}: is it the one in p4/, of this version?"
+        )
     return found[0]
 
 

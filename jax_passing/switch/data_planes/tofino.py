@@ -16,6 +16,7 @@ class TofinoDataPlane(P4DataPlane):
     a control plane that takes the device over loads the program anew, which clears the registers."""
 
     worker_limit = tofino_admission.WORKER_LIMIT
+    newest_register = "needs.needing"
 
     def _own_entries(self) -> list[Entry]:
         own = {"ip": ip_number(self._device.address)}

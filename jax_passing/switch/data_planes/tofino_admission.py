@@ -14,7 +14,7 @@ from jax_passing.switch.data_planes.pipeline import Entry
 WORKER_LIMIT = 31  # bits of a register but one, which stands for the parent's answer
 PARENT_BIT = 1 << 31
 
-FIRST_PASS, ANSWER_PASS = 0, 3  # p4/tna/metadata.p4
+FIRST_PASS, ANSWER_PASS = 0, 4  # p4/tna/metadata.p4
 
 _EXACT = 0xFFFFFFFF
 
@@ -69,7 +69,7 @@ def _parent_rows(job: JobSlots, first: Mapping[str, tuple[int, int]], group: int
     match = match | _inside(parent.slot_first, job.slot_count)
     shift = (job.slot_first - parent.slot_first) % (1 << 16)
     ours = {"job": job.job, "epoch": job.epoch, "slot_shift": shift}
-    answer = {"pass": _exactly(ANSWER_PASS), "job": _exactly(job.job), "epoch": _exactly(job.epoch)}
+    answer = {"pass": (ANSWER_PASS, _EXACT & ~1), "job": _exactly(job.job), "epoch": _exactly(job.epoch)}
     return [*found, _row(16, answer, "answer", {"group": group}), _row(15, match, "from_parent", ours)]
 
 

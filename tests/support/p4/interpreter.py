@@ -41,6 +41,11 @@ class PacketIn:
             header.fields[name].number = each.wrap(number >> bits)
         header.valid = True
 
+    def advance(self, bits: Value) -> None:
+        self.at += bits.number // 8
+        if self.at > len(self.data):
+            raise TooShortError
+
 
 def emitted(header: Record) -> bytes:
     """Nothing if it isn't valid."""
@@ -198,9 +203,18 @@ class Machine:
                     self._assign(scopes[-1][statement[1]], self._value(statement[3], scopes))
             elif kind == "assign":
                 value = self._value(statement[2], scopes)
-                self._assign(self._place(statement[1], scopes), value)
+                if statement[1][0] == "slice":
+                    self._assign_bits(statement[1], value, scopes)
+                else:
+                    self._assign(self._place(statement[1], scopes), value)
             else:
                 self._call(statement[1], scopes)
+
+    def _assign_bits(self, expression: Any, value: Value, scopes: list[dict[str, Any]]) -> None:
+        _, whole, high, low = expression
+        place = self._place(whole, scopes)
+        mask = (1 << (high - low + 1)) - 1
+        place.number = place.number & ~(mask << low) | (value.number & mask) << low
 
     @staticmethod
     def _assign(place: Any, value: Any) -> None:
@@ -237,8 +251,7 @@ class Machine:
             return Value(thing[1].wrap(number), thing[1])
         values = [self._value(argument, scopes) for argument in arguments]
         if isinstance(thing, PacketIn):
-            assert method == "extract", method
-            return thing.extract(values[0])
+            return getattr(thing, method)(values[0])
         if isinstance(thing, Register):
             if method == "write":
                 self._assign(thing.cells.setdefault(values[0].number, self.new(thing.type)), values[1])

@@ -52,7 +52,7 @@ def bitstring(bits, kind=1):
 
 
 # The lanes of a slot version: how v1model and a Tofino cut 64 into registers.
-WIDE = [(f"group{at}.held", bitstring(1024)) for at in range(2)]
+WIDE = [("bare", bitstring(1)), *[(f"group{at}.held", bitstring(1024)) for at in range(2)]]
 PAIRS = [(f"pair_{at:02o}.pair", encode((4, encode((1, "pair_t"))))) for at in range(32)]
 
 

@@ -1,24 +1,25 @@
 """p4/tna as a device of the conformance tests: its program interpreted, its tables filled as for a Tofino."""
 
+import struct
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from jax_passing.conformance.exchanges.exchange import Exchange, Played
 from jax_passing.conformance.exchanges.model import Job, Limits
-from jax_passing.protocol.packet import CONTRIBUTION, HEADER, MAGIC, PORT, PROBE, PROTOCOL, RESULT
+from jax_passing.protocol.packet import PORT
 from jax_passing.protocol.verdicts import VERDICTS
 from jax_passing.switch.data_planes import tofino_admission
 from jax_passing.switch.data_planes.data_plane import JobSlots, Parent
-from jax_passing.switch.data_planes.device import ip_number
-from support.p4.interpreter import Machine, PacketIn, emitted
+from jax_passing.switch.data_planes.device import ip_number, mac_number
+from support.net.frames import IPV4, UDP, ethernet, ipv4, udp
+from support.p4.interpreter import Machine, PacketIn, TooShortError, concatenated, emitted
 from support.p4.parts import Bits, Record, Value
 from support.p4.syntax import Parser, preprocessed
 
 PROGRAM = Path(__file__).parents[3] / "p4" / "tna" / "passing.p4"
-OWN_IP, OWN_MAC, UDP_PORT, LANES = "10.0.0.254", 0xFE, PORT, 64
-FIELDS = ("magic", "protocol", "type", "flags", "job", "epoch", "worker", "slot", "sequence", "version", "lane_format")
-FIELDS += ("element_count",)
+OWN_IP, OWN_MAC, UDP_PORT, LANES = "10.0.0.254", "00:00:00:00:00:fe", PORT, 64
+HOST_MAC, HOST_PORT = "02:00:00:00:00:07", 1  # of whoever sends a packet of the protocol
 MANAGER = {"ucast_egress_port": 9, "bypass_egress": 1, "mcast_grp_a": 16, "level2_exclusion_id": 9}
 RECIRCULATION_PORT = 68  # of Tofino 1; what matters here is that no host is there
 
@@ -46,17 +47,16 @@ class Tofino:
 
     def __init__(self, target: int):
         parser = parsed(target)
-        self._target = target
-        self._parse = parser.parsers["HostPacket"]
+        self._parse, self._parse_copy = parser.parsers["HostPacket"], parser.parsers["EgressParser"]
         self._machine = Machine(parser)
         self._ingress, self._egress = parser.controls["PassingIngress"](), parser.controls["PassingEgress"]()
         own = self._ingress.members["own_address"].members["own_address"]
         own.rows.append((1, {"ip": (ip_number(OWN_IP), (1 << 32) - 1)}, "set_ours", {}))
         question = self._ingress.members["answer_arp"].members["question"]
         asked = {"ip": (ip_number(OWN_IP), (1 << 32) - 1), "operation": (1, 0xFFFF)}
-        question.rows.append((1, asked, "answer_arp", {"own_mac": OWN_MAC}))
+        question.rows.append((1, asked, "answer_arp", {"own_mac": mac_number(OWN_MAC)}))
         self._addresses: dict[tuple[int, int], object] = {}  # by IP address and UDP port
-        self._waiting: list[tuple[Record, Record]] = []
+        self._waiting: list[tuple[bytes, Record]] = []
 
     def add_job(self, job: Job, addresses: dict[object, tuple[str, int]]) -> None:
         own = [addresses[worker] for worker in job.workers]
@@ -90,32 +90,21 @@ class Tofino:
 
     def on_packet(self, data: bytes, source: tuple[str, int]) -> tuple[str, list[tuple[object, bytes]]]:
         """The verdict, and what goes to whom."""
-        if len(data) < HEADER.size:
-            return "malformed", []  # the parser fails, and drops it
         counts = self._ingress.members["verdicts"].counts
         before = dict(counts)
-        hdr, meta = self._machine.new("headers_t"), self._machine.new("metadata_t")
-        self._fill(hdr, data, source)
-        sent = self._pass(hdr, meta)
+        packet = ipv4(source[0], OWN_IP, UDP, udp(source[1], UDP_PORT, data))
+        try:
+            sent = self._pass(ethernet(HOST_MAC, OWN_MAC, IPV4, packet), HOST_PORT)
+        except TooShortError:
+            return "malformed", []  # the parser fails, and drops it
         (verdict,) = (index for index in counts if counts[index] != before.get(index, 0))
         assert sum(counts.values()) == sum(before.values()) + 1
-        return VERDICTS[verdict], sent
+        return VERDICTS[verdict], [self._addressed(frame) for _, frame in sent]
 
     def on_frame(self, frame: bytes, port: int) -> tuple[int | str, bytes] | None:
-        """Handles ordinary traffic, and answers as a host. Returns the port, or "flooded", and the frame.
-
-        The IPv4 checksum, which the deparser makes, stays as it was.
-        """
-        hdr, meta, packet = self._machine.new("headers_t"), self._machine.new("metadata_t"), PacketIn(frame)
-        self._machine.parse(self._parse, packet, [hdr])
-        meta.fields["forward"].number = 1
-        arrival, departure, manager = intrinsic(ingress_port=9), intrinsic(drop_ctl=3), intrinsic(**MANAGER)
-        arrival.fields["ingress_port"].number = port
-        self._machine.apply(self._ingress, [hdr, meta, arrival, Record({}, {}), departure, manager])
-        if departure.fields["drop_ctl"].number:
-            return None
-        out = b"".join(map(emitted, hdr.fields.values())) + frame[packet.at :]
-        return "flooded" if manager.fields["mcast_grp_a"].number else manager.fields["ucast_egress_port"].number, out
+        """Handles ordinary traffic, and answers as a host. Returns the port, or "flooded", and the frame."""
+        sent = self._pass(frame, port)
+        return sent[0] if sent else None
 
     def add_neighbour(self, mac: int, port: int) -> None:
         """Puts it among the neighbours."""
@@ -125,93 +114,63 @@ class Tofino:
     def pass_on(self) -> list[tuple[object, bytes]]:
         """Passes the packets that have waited once more. Returns what comes of them."""
         waiting, self._waiting = self._waiting, []
-        return [out for hdr, meta in waiting for out in self._pass(hdr, meta)]
+        sent = [out for frame, again in waiting for out in self._pass(frame, RECIRCULATION_PORT, again)]
+        return [self._addressed(frame) for _, frame in sent]
 
-    def _fill(self, hdr: Record, data: bytes, source: tuple[str, int]) -> None:
-        """Fills the headers as the parser does."""
-        headers = hdr.fields
-        for name in ("ethernet", "ipv4", "udp", "passing"):
-            headers[name].valid = True
-        headers["ethernet"].fields["dst_mac"].number = OWN_MAC
-        headers["ipv4"].fields["src_ip"].number = ip_number(source[0])
-        headers["ipv4"].fields["dst_ip"].number = ip_number(OWN_IP)
-        headers["udp"].fields["src_port"].number = source[1]
-        headers["udp"].fields["dst_port"].number = UDP_PORT
-        for name, number in zip(FIELDS, HEADER.unpack_from(data), strict=True):
-            headers["passing"].fields[name].number = number
-        headers["udp"].fields["udp_bytes"].number = 8 + len(data)
-        headers["ipv4"].fields["total_bytes"].number = 28 + len(data)
-        magic, protocol, kind, flags = data[:4]
-        if len(data) != HEADER.size + 4 * LANES or (magic, protocol) != (MAGIC, PROTOCOL):
-            return
-        if kind not in (CONTRIBUTION, RESULT, PROBE) or flags > 7:
-            return
-        headers["lanes"].valid = True
-        for index, place in enumerate(headers["lanes"].fields.values()):
-            place.number = place.type.wrap(int.from_bytes(data[HEADER.size + 4 * index :][:4]))
-
-    def _pass(self, hdr: Record, meta: Record) -> list[tuple[object, bytes]]:
-        again = meta.fields["recirculation"]
-        fresh = self._machine.new("metadata_t")
-        fresh.fields["forward"].number = 1
-        fresh.fields["verdict"].number = VERDICTS.index("malformed")
-        if again.valid:
-            for name in ("pass", "verdict"):
-                fresh.fields[name].number = again.fields[name].number
-        arrival, departure = intrinsic(ingress_port=9), intrinsic(drop_ctl=3)
-        arrival.fields["ingress_port"].number = RECIRCULATION_PORT if again.valid else 1
-        manager = intrinsic(**MANAGER)
-        self._machine.apply(self._ingress, [hdr, fresh, arrival, Record({}, {}), departure, manager])
+    def _pass(self, frame: bytes, port: int, again: Record | None = None) -> list[tuple[int | str, bytes]]:
+        """Returns the frames that come of it, and at which port; "flooded" stands for all of them. The IPv4 checksum,
+        which the deparsers make, stays as it was."""
+        machine, packet = self._machine, PacketIn(frame)
+        hdr, meta = machine.new("headers_t"), machine.new("metadata_t")
+        meta.fields["forward"].number = 1
+        meta.fields["verdict"].number = VERDICTS.index("malformed")
+        for name in ("pass", "verdict") if again else ():
+            meta.fields[name].number = again.fields[name].number
+        machine.parse(self._parse, packet, [hdr, meta])
+        arrival, departure, manager = intrinsic(ingress_port=9), intrinsic(drop_ctl=3), intrinsic(**MANAGER)
+        arrival.fields["ingress_port"].number = port
+        machine.apply(self._ingress, [hdr, meta, arrival, Record({}, {}), departure, manager])
         if departure.fields["drop_ctl"].number:
             return []
-        if fresh.fields["recirculation"].valid:
-            if self.slow:
-                self._waiting.append((hdr, fresh))
-                return []
-            return self._pass(hdr, fresh)
-        group = manager.fields["mcast_grp_a"].number
-        if fresh.fields["forward"].number == 0 and manager.fields["bypass_egress"].number:
-            assert self._target == 2, "only there the packet comes from its sender's port in the last pass"
-            assert manager.fields["ucast_egress_port"].number == arrival.fields["ingress_port"].number
-            return [self._out(hdr)]
-        if fresh.fields["forward"].number == 0:
-            assert group == hdr.fields["passing"].fields["job"].number + 1, "neither dropped nor sent"
-            return self._replicated(hdr)
-        return [self._out(hdr)]
+        out = b"".join(map(emitted, hdr.fields.values())) + frame[packet.at :]
+        if meta.fields["recirculation"].valid:
+            if not self.slow:
+                return self._pass(out, RECIRCULATION_PORT, meta.fields["recirculation"])
+            self._waiting.append((out, meta.fields["recirculation"]))
+            return []
+        if not (group := manager.fields["mcast_grp_a"].number):
+            return [(manager.fields["ucast_egress_port"].number, out)]
+        if not meta.fields["copy"].fields["result"].number:
+            return [("flooded", out)]
+        return self._replicated(group - 1, emitted(meta.fields["copy"]) + emitted(meta.fields["needs"]) + out)
 
-    def _replicated(self, hdr: Record) -> list[tuple[object, bytes]]:
+    def _replicated(self, job: int, copy: bytes) -> list[tuple[int | str, bytes]]:
         receiver = self._egress.members["replication"].members["receiver"]
-        job = hdr.fields["passing"].fields["job"].number
-        workers = [row[1]["worker"][0] for row in receiver.rows if row[1]["job"][0] == job]
         sent = []
-        for worker in workers:
-            address = {name: hdr.fields[name].fields for name in ("ethernet", "ipv4", "udp")}
-            kept = {name: {key: value.number for key, value in row.items()} for name, row in address.items()}
-            arrival, departure = intrinsic(egress_rid=16), intrinsic(drop_ctl=3)
+        for worker in [row[1]["worker"][0] for row in receiver.rows if row[1]["job"][0] == job]:
+            arrival, departure, nothing = intrinsic(egress_rid=16), intrinsic(drop_ctl=3), Record({}, {})
             arrival.fields["egress_rid"].number = worker
-            nothing = Record({}, {})
-            self._machine.apply(self._egress, [hdr, nothing, arrival, nothing, departure, nothing])
+            packet = PacketIn(concatenated([*arrival.fields.values()]) + copy)
+            hdr, meta = self._machine.new("headers_t"), self._machine.new("egress_metadata_t")
+            self._machine.parse(self._parse_copy, packet, [hdr, meta, arrival])
+            self._machine.apply(self._egress, [hdr, meta, arrival, nothing, departure, nothing])
             assert departure.fields["drop_ctl"].number == 0
-            sent.append(self._out(hdr))
-            for name, row in address.items():
-                for key, value in row.items():
-                    value.number = kept[name][key]
+            sent.append((worker, b"".join(map(emitted, hdr.fields.values())) + packet.data[packet.at :]))
         return sent
 
-    def _out(self, hdr: Record) -> tuple[object, bytes]:
-        headers = {name: header.fields for name, header in hdr.fields.items()}
-        assert headers["ipv4"]["src_ip"].number == ip_number(OWN_IP)
-        assert headers["udp"]["src_port"].number == UDP_PORT
-        address = headers["ipv4"]["dst_ip"].number, headers["udp"]["dst_port"].number
-        header = HEADER.pack(*(headers["passing"][name].number for name in FIELDS))
-        lanes = b"".join((lane.number % (1 << 32)).to_bytes(4) for lane in headers["lanes"].values())
-        return self._addresses[address], header + lanes
+    def _addressed(self, frame: bytes) -> tuple[object, bytes]:
+        """Returns to whom our packet goes, and what UDP carries."""
+        sender, receiver = frame[26:30], frame[30:34]
+        from_port, to_port, udp_bytes = struct.unpack("!HHH", frame[34:40])
+        assert (sender, from_port) == (ip_number(OWN_IP).to_bytes(4), UDP_PORT)
+        assert udp_bytes == len(frame) - 34 == int.from_bytes(frame[16:18]) - 20
+        return self._addresses[int.from_bytes(receiver), to_port], frame[42:]
 
 
 class TofinoDevice:
     """Plays exchanges, each on a switch that was just started."""
 
-    limits = Limits(lanes_per_chunk=LANES, whole_chunks=True, bare=False, worker_limit=tofino_admission.WORKER_LIMIT)
+    limits = Limits(lanes_per_chunk=LANES, whole_chunks=True, worker_limit=tofino_admission.WORKER_LIMIT)
 
     def __init__(self, target: int):
         self.name = f"p4/tna for Tofino {target}, interpreted"

@@ -171,9 +171,9 @@ void Packets::Arrive(const Endpoint& from, const Endpoint& to, std::span<const u
 void Packets::OnSwitch(const Socket& socket, const Endpoint& from, std::span<const uint8_t> packet, bool by_group) {
   const uint32_t number = socket.owner;
   Switch& one = switches_.at(number);
-  const bool is_tagged = packet.size() > 2 && (packet[2] & wire::kTagged) != 0;
-  const size_t whole_bytes = wire::kHeaderBytes + size_t{4} * one.whole_lanes + (is_tagged ? wire::kTagBytes : 0);
-  if (one.whole_lanes != 0 && packet.size() != whole_bytes) return;
+  if (wire::Header header; one.whole_lanes != 0 && wire::Decode(packet, header) == wire::DecodeError::kNone) {
+    if (header.element_count != one.whole_lanes) return;
+  }
   const Verdict verdict = one.core->OnPacket(packet, AddressOf(from), by_group);
   if (verdict == Verdict::kTooFar && forged_ == 0 && flipped() == 0) {
     Violate(number, "a worker is further ahead than it can be");

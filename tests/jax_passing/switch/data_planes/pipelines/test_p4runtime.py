@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -237,6 +238,12 @@ def test_other_lanes_than_the_program_has(device, tmp_path, lanes):
         P4Runtime(structs.replace(device, lanes=32))
     (tmp_path / "p4info").write_bytes(p4info([]))  # a Tofino's own form doesn't tell
     P4Runtime(structs.replace(device, lanes=32)).close()
+
+
+def test_a_program_that_knows_no_packets_without_lanes_is_too_old(server, device, tmp_path):
+    (tmp_path / "p4info").write_bytes(p4info(WIDE[1:]))
+    with closing(P4Runtime(device)) as pipeline, pytest.raises(DeviceError, match=r"0 registers named lanes\.bare"):
+        P4DataPlane(device, pipeline)
 
 
 def test_a_ternary_row_says_what_counts(server, pipeline):
