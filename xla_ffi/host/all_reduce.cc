@@ -19,6 +19,7 @@ constexpr size_t kMaxSiteNames = 1 << 14;
 
 // After this many wrong results of one chunk, the switch is taken to have no other.
 constexpr uint32_t kMaxWrongResults = 8;
+constexpr uint64_t kMaxWrongResultsInAll = 64;  // of an epoch: whoever guesses has so many tries
 
 }  // namespace
 
@@ -271,16 +272,15 @@ void AllReduce::TakeData(const PlacedSegment& placed, uint32_t chunk, const uint
   stats_.flagged_chunks += flags != 0;
   if (!checks_nans_) return;
   const bool is_moved = std::find(exponents.begin(), exponents.end(), kMovedBits) != exponents.end();
-  const bool is_finite =
+  checks_nans_ =
       flags == 0 && !(is_moved && placed.sum->FirstNonFinite(placed.segment(), chunk, exponents, /*of_results=*/true));
-  checks_nans_ = is_finite;
 }
 
 // If somebody sent it in the switch's name, the switch's own result comes as well, sooner or later. But if the switch
 // itself holds a wrong sum, it answers with that sum again and again.
 void AllReduce::OnWrongSum(const PlacedSegment& placed, uint64_t position) {
   ++stats_.sums_wrong;
-  if (++wrong_results_[position] <= kMaxWrongResults) return;
+  if (++wrong_results_[position] <= kMaxWrongResults && stats_.sums_wrong <= kMaxWrongResultsInAll) return;
   failure_ = {
       "WrongSumError",
       placed.sum->spec().site_name +
