@@ -1,5 +1,5 @@
 """Predicts the collectives in which each host has a part of the array: what it sends and receives of them, and how long
-that takes, with lanes left out (docs/internals/left_out_lanes.md) and without."""
+that takes, with lanes left out (docs/internals/lanes.md) and without."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lanes that are left out (docs/internals/left_out_lanes.md): of a contribution, as it adds nothing, and of a result, for
+// Lanes that are left out (docs/internals/lanes.md): of a contribution, as it adds nothing, and of a result, for
 // a worker that needs none. next_step.p4 says with which of them a packet leaves.
 #ifndef P4_TNA_LEFT_OUT_LANES_P4_
 #define P4_TNA_LEFT_OUT_LANES_P4_

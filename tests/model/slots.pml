@@ -12,7 +12,7 @@
    -DONE_BIT: the published scheme, in which one version bit stands for the sequence.
    -DNO_EPOCH: the switch doesn't look at the epoch.
    -DENDS: nothing is wrong, but it is an error if all hosts have all results. So something is shown at all.
-   -DBARE: a host may leave out the lanes of a contribution, and may need none of a result (left_out_lanes.md). Which it
+   -DBARE: a host may leave out the lanes of a contribution, and may need none of a result (lanes.md). Which it
    does is drawn for each position, as it sends for the first time. Then a result also has lanes if, and only if, someone
    has added some, and whoever needs them is never sent the header alone. With this one, too, something is wrong:
    -DLANES_STAY: a contribution without lanes, the first of its sequence, leaves those of the sequence before.
