@@ -78,7 +78,7 @@ class _Derivatives:
 
     def __init__(self, model: TracedModel):
         self._model = model
-        self._varying = reached_from(model, [*model.params, *model.rows])
+        self._varying = reached_from(model, model.trained)
         self._known: dict[Any, _Derivative] = {}
 
     def of(self, operation: Operation) -> _Derivative:

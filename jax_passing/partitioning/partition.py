@@ -29,6 +29,7 @@ def partition(
     *,
     stages: int,
     has_aux: bool = False,
+    frozen: Any = None,
     max_live: int = 4,
     cost: str = "flops",
     flops_per_s: float = 1e12,
@@ -53,6 +54,9 @@ def partition(
       batch: pytree of one microbatch, random keys included; arrays or their shapes.
       stages: number of stages.
       has_aux: whether the loss returns aux, as for `jax.value_and_grad`.
+      frozen: which parameters aren't trained, as the mask of `optax.masked`: a pytree of bools that is a prefix of the
+        parameters, or a function of the parameters that returns one. Stages hold frozen parameters, but neither their
+        gradients nor an optimiser's state for them, and compute only the part of the backward pass that others need.
       max_live: how many arrays may cross a cut. The stages in between hand on what a later stage needs.
       cost: "flops" counts floating-point operations, from shapes only. "measure" then times the stages on this
         process's first device, with the arrays that are given, corrects the counts by these times, and cuts anew until
@@ -79,7 +83,8 @@ def partition(
             jax.eval_shape(lambda *given: given, params, batch),
         )
         loss = _FlatLoss(loss_fn, params_shapes, batch_shapes, has_aux)
-        model = unroll(trace(loss, loss.params_shapes, loss.batch_shapes))
+        is_frozen = _frozen_leaves(frozen, params_shapes)
+        model = unroll(trace(loss, loss.params_shapes, loss.batch_shapes, is_frozen))
         slicer = Slicer(model, loss.names)
         if not slicer.chain:
             raise UsageError("The loss doesn't depend on both the parameters and the batch: there is nothing to cut.")
@@ -111,6 +116,7 @@ def partition(
         params_shapes=loss.params_shapes,
         batch_tree=loss.batch_tree,
         batch_shapes=loss.batch_shapes,
+        frozen=is_frozen,
         _chain=chain,
         _cuts=cuts,
         _outputs_tree=loss.outputs_tree,
@@ -126,6 +132,26 @@ def _check_settings(stages: int, cost: str, rates: Sequence[float], microbatches
         raise UsageError("flops_per_s, bytes_per_s and link_gbit must be above 0, and microbatches at least 1.")
     if cost not in ("flops", "measure"):
         raise UsageError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
+
+
+def _frozen_leaves(frozen: Any, params: Any) -> tuple[bool, ...]:
+    """Tells of each leaf of the parameters whether it is frozen. Raises UsageError if `frozen` doesn't say so."""
+    mask = frozen(params) if callable(frozen) else frozen
+    marks: list[bool] = []
+
+    def add(mark: Any, part: Any) -> None:
+        if not isinstance(mark, bool | np.bool_):
+            raise UsageError(
+                f"frozen has {mark!r} in it; its leaves have to be True or False. Labels, as of optax.partition, "
+                'become such a tree by jax.tree.map(lambda label: label == "frozen", labels).'
+            )
+        marks.extend([bool(mark)] * len(jax.tree.leaves(part)))
+
+    try:
+        jax.tree.map(add, False if mask is None else mask, params, is_leaf=lambda one: one is None)
+    except ValueError as error:
+        raise UsageError(f"frozen isn't a prefix of the tree of parameters: {error}") from None
+    return tuple(marks)
 
 
 class _FlatLoss:
@@ -196,6 +222,10 @@ def _weights(slicer: Slicer, optimizer_copies: float) -> list[Weight]:
         inputs, _ = slicer.needs([operation])
         for value in inputs:
             uses.setdefault(value, []).append(number)
-    held = [*model.params, *model.rows]
-    copies = 2.0 + optimizer_copies  # the parameter, its gradient, and the optimiser's state
-    return [Weight(copies * bytes_of(model.shapes[value]), tuple(uses[value])) for value in held if value in uses]
+    trained = model.trained
+    copies = 1.0 + optimizer_copies  # besides the parameter: its gradient, and the optimiser's state
+    return [
+        Weight((1.0 + (copies if value in trained else 0.0)) * bytes_of(model.shapes[value]), tuple(uses[value]))
+        for value in (*model.params, *model.rows)
+        if value in uses
+    ]

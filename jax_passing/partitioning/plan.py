@@ -50,6 +50,7 @@ class Plan:
       facts: the cost of each stage.
       params_tree, params_shapes: structure and leaves of the parameters.
       batch_tree, batch_shapes: structure and leaves of one microbatch.
+      frozen: by leaf of the parameters, whether it isn't trained: its gradient is None.
       notes: sentences on what keeps the slowest stage from being faster.
     """
 
@@ -59,6 +60,7 @@ class Plan:
     params_shapes: tuple[jax.ShapeDtypeStruct, ...]
     batch_tree: Any
     batch_shapes: tuple[jax.ShapeDtypeStruct, ...]
+    frozen: tuple[bool, ...]
     _chain: Chain
     _cuts: tuple[int, ...]
     _outputs_tree: Any
@@ -91,13 +93,17 @@ class Plan:
         return jax.tree.unflatten(self.params_tree, leaves)
 
     def merge_gradients(self, held: Sequence[Mapping[str, Any]]) -> Any:
-        """Returns gradients shaped like the parameters: those of tied parameters are added up, and those of parameters
-        that no stage uses are zeros."""
+        """Returns gradients shaped like the parameters: those of tied parameters are added up, those of parameters
+        that no stage uses are zeros, and those of frozen ones None."""
         pieces: list[list[tuple[Piece, Any]]] = [[] for _ in self.params_shapes]
         for stage, arrays in zip(self.stages, held, strict=True):
             for piece in stage.pieces:
-                pieces[piece.leaf].append((piece, arrays[piece.name]))
-        leaves = [sum_of(own, shape) for own, shape in zip(pieces, self.params_shapes, strict=True)]
+                if piece.is_trained:
+                    pieces[piece.leaf].append((piece, arrays[piece.name]))
+        leaves = [
+            None if is_frozen else sum_of(own, shape)
+            for own, shape, is_frozen in zip(pieces, self.params_shapes, self.frozen, strict=True)
+        ]
         return jax.tree.unflatten(self.params_tree, leaves)
 
     def value_and_grad(self, params: Any, batch: Any) -> Any:

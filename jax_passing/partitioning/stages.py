@@ -13,7 +13,7 @@ from jax.extend import core
 
 from jax_passing.partitioning.arrays import is_inexact, shape_of
 from jax_passing.partitioning.operations import Operation, ScanTurn, run_turns, scan_counts
-from jax_passing.partitioning.traced_model import TracedModel, in_chain
+from jax_passing.partitioning.traced_model import TracedModel, in_chain, reached_from
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,13 @@ class Piece:
       name: the leaf's path, with the rows.
       leaf: its index among the leaves.
       rows: first and last + 1; None for all.
+      is_trained: whether the stage computes its gradient.
     """
 
     name: str
     leaf: int
     rows: tuple[int, int] | None = None
+    is_trained: bool = True
 
     @property
     def first(self) -> int:
@@ -70,8 +72,8 @@ class Stage:
       batch: indices of the leaves of the batch that it uses.
       carried_in, carried_out: shapes of the arrays that come from the stage before, and that go to the next one.
       needs_gradient_in, needs_gradient_out: by carried array, whether its gradient is needed: its elements are
-        floating-point numbers, and the loss depends on it. (Others have no gradient in JAX, and zeros instead might
-        become NaN.)
+        floating-point numbers, the loss depends on it, and it depends on parameters that are trained. (Others have no
+        gradient in JAX, and zeros instead might become NaN.)
       outputs: the outputs of the model that it returns.
     """
 
@@ -121,25 +123,30 @@ class Stage:
 
     def vjp(
         self, params: Mapping[str, Any], carried: Sequence[Any], batch: Any
-    ) -> tuple[list[Any], list[Any], Callable[[list[Any]], tuple[Any, Any]]]:
+    ) -> tuple[list[Any], list[Any], Callable[..., tuple[Any, Any]]]:
         """Returns (carried on, outputs, backward pass).
 
         The backward pass takes the gradients of those arrays carried on that need one. It returns the gradients of the
-        parameters, and of those arrays carried in that need one. The gradient of the loss is 1. The backward pass is a
-        pytree of the arrays that it keeps, so a jitted function may return it.
+        parameters that are trained, and of those arrays carried in that need one. The gradient of the loss is 1, or
+        what is given after these gradients. The backward pass is a pytree of the arrays that it keeps, so a jitted
+        function may return it.
         """
 
-        def run(params: Any, varying: Sequence[Any]) -> Any:
+        def run(trained: Any, varying: Sequence[Any]) -> Any:
             given = iter(varying)
             came = [next(given) if wants else one for wants, one in zip(self.needs_gradient_in, carried, strict=True)]
-            carried_on, outputs = self(params, came, batch)
+            carried_on, outputs = self({**params, **trained}, came, batch)
             loss = [value for output, value in zip(self.outputs, outputs, strict=True) if output.index == 0]
             return (list(compress(carried_on, self.needs_gradient_out)), loss), (carried_on, outputs)
 
+        trained = {piece.name: params[piece.name] for piece in self.pieces if piece.is_trained}
         varying = list(compress(carried, self.needs_gradient_in))
-        (_, loss), back, (carried_on, outputs) = jax.vjp(run, params, varying, has_aux=True)
+        (_, loss), back, (carried_on, outputs) = jax.vjp(run, trained, varying, has_aux=True)
         dtypes = [jnp.result_type(value) for value in loss]
-        pull = lambda back, coming: back((coming, [jnp.ones((), dtype) for dtype in dtypes]))  # noqa: E731
+
+        def pull(back: Any, coming: list[Any], scale: Any = 1.0) -> Any:
+            return back((coming, [jnp.asarray(scale, dtype) for dtype in dtypes]))
+
         return carried_on, outputs, jax.tree_util.Partial(pull, back)
 
 
@@ -196,7 +203,7 @@ class Slicer:
                 if value in self._defined:
                     last_use[value] = number
 
-        self._leads_to_loss = _leading_to(model, model.outputs[0])
+        self._has_gradient = _leading_to(model, model.outputs[0]) & reached_from(model, model.trained)
         self.crossing: list[list[int]] = [[] for _ in range(len(self.chain) + 1)]
         for value, use in sorted(last_use.items()):
             for position in range(self._defined[value] + 1, use + 1):
@@ -258,8 +265,8 @@ class Slicer:
             batch=tuple(leaf for leaf, value in enumerate(model.batch) if value in inputs),
             carried_in=tuple(shape_of(model.shapes[value]) for value in values_in),
             carried_out=tuple(shape_of(model.shapes[value]) for value in values_out),
-            needs_gradient_in=tuple(value in self._leads_to_loss for value in values_in),
-            needs_gradient_out=tuple(value in self._leads_to_loss for value in values_out),
+            needs_gradient_in=tuple(value in self._has_gradient for value in values_in),
+            needs_gradient_out=tuple(value in self._has_gradient for value in values_out),
             outputs=tuple(outputs),
             _model=model,
             _operations=operations,
@@ -274,11 +281,12 @@ class Slicer:
                 rows.setdefault(row.param, []).append(row.row)
         pieces = []
         for leaf, (value, name) in enumerate(zip(self.model.params, self._names, strict=True)):
+            is_trained = value not in self.model.frozen
             if value in inputs:
-                pieces.append(Piece(name, leaf))
+                pieces.append(Piece(name, leaf, None, is_trained))
             elif value in rows:
                 first, last = min(rows[value]), max(rows[value]) + 1
-                pieces.append(Piece(f"{name}[{first}:{last}]", leaf, (first, last)))
+                pieces.append(Piece(f"{name}[{first}:{last}]", leaf, (first, last), is_trained))
         return tuple(pieces)
 
 

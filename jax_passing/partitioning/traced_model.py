@@ -1,7 +1,8 @@
 """Traces a loss to a flat list of operations on numbered values, also those inside of jitted functions."""
 
+import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ class TracedModel:
         an output of the model and used for nothing else. Each stage returns the rows of its own turns.
       constants: by value, arrays that the loss closed over.
       outputs: values, or literals.
+      frozen: the parameters that aren't trained.
     """
 
     operations: tuple[Operation, ...]
@@ -45,6 +47,13 @@ class TracedModel:
     stacked: dict[int, tuple[int, ...]]
     constants: dict[int, Any]
     outputs: tuple["int | core.Literal", ...]
+    frozen: frozenset[int] = frozenset()
+
+    @property
+    def trained(self) -> set[int]:
+        """Returns the parameters, and rows of them, that are trained."""
+        rows = (value for value, row in self.rows.items() if row.param not in self.frozen)
+        return {*(set(self.params) - self.frozen), *rows}
 
 
 class Builder:
@@ -101,8 +110,12 @@ class Builder:
         return results
 
 
-def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any]) -> TracedModel:
+def trace(
+    loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any], frozen: Sequence[bool] = ()
+) -> TracedModel:
     """Traces `loss(params, batch)`, which takes lists of leaves (arrays or their shapes) and returns a list of leaves.
+
+    `frozen`: by parameter, whether it isn't trained; empty if all are.
 
     Raises UsageError if the loss has something in it that no stage can have.
     """
@@ -133,6 +146,7 @@ def trace(loss: Callable[..., Any], params: Sequence[Any], batch: Sequence[Any])
         stacked={},
         constants=builder.constants,
         outputs=tuple(outputs),
+        frozen=frozenset(itertools.compress(inputs, frozen)),
     )
 
 
@@ -170,7 +184,7 @@ def _check(jaxpr: core.Jaxpr) -> None:
                 _check(param.jaxpr if isinstance(param, core.ClosedJaxpr) else param)
 
 
-def reached_from(model: TracedModel, sources: Sequence[int]) -> set[int]:
+def reached_from(model: TracedModel, sources: Iterable[int]) -> set[int]:
     """Returns the values that depend on any of the sources, and the sources themselves."""
     reached = set(sources)
     for operation in model.operations:

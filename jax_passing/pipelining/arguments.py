@@ -26,10 +26,11 @@ def check_axes(mesh: Mesh, stage_axis: str, data_axis: str) -> None:
 
 def checked_specs(plan: Plan, mesh: Mesh, axes: tuple[str, str], param_specs: Any) -> list[PartitionSpec]:
     """Returns the PartitionSpec of each leaf of the parameters. `axes`: those of stages and data."""
-    for shape in plan.params_shapes:
-        if not is_inexact(shape):
+    for shape, is_frozen in zip(plan.params_shapes, plan.frozen, strict=True):
+        if not is_inexact(shape) and not is_frozen:
             raise UsageError(
-                f"There are parameters of {shape.dtype}, but only floating-point parameters have gradients."
+                f"There are parameters of {shape.dtype}, but only floating-point parameters have gradients: give "
+                "partition frozen=..., which says that they aren't trained."
             )
     specs = _specs_by_leaf(plan, param_specs)
     others = {axis: size for axis, size in mesh.shape.items() if axis not in axes}

@@ -28,6 +28,17 @@ def _clipped(leaves: Sequence[Any], max_norm: float) -> list[Any]:
     return [jnp.where(norm < most, leaf, (leaf / norm.astype(leaf.dtype)) * most.astype(leaf.dtype)) for leaf in leaves]
 
 
+class Unchanged:
+    """Stands for the update of a frozen parameter: with it, `optax.apply_updates` leaves the parameter as it is."""
+
+    __array_ufunc__ = None  # or NumPy would add it to each element
+
+    def __radd__(self, parameter: Any) -> Any:
+        return parameter
+
+    __add__ = __radd__
+
+
 class _State:
     """Divides the state of an optimiser among the rows: a row's state has the leaves that `init` makes for the row's
     parameters alone.
@@ -183,7 +194,7 @@ class _StagewiseOptimizer:
             results[home.rows[0]].get(index, leaf)
             for index, (home, leaf) in enumerate(zip(homes.of_params, leaves, strict=True))
         ]
-        return homes.whole(updates), known.states(results, len(leaves))
+        return homes.whole(updates, frozen=Unchanged()), known.states(results, len(leaves))
 
     def _made(self, known: _State, shapes: Sequence[Any], has_params: bool, other_tree: Any) -> ByRow:
         homes = self._homes

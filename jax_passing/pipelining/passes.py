@@ -12,6 +12,7 @@ from itertools import compress
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core
 
 from jax_passing.partitioning.arrays import shape_of
@@ -53,23 +54,26 @@ class Passes:
 
     The first values of the backward pass are its inputs, in this order: *held*, the stage's pieces of parameters;
     *carried*, the arrays that were carried to it; *batch*, the leaves of the batch that it uses; *kept*, the arrays
-    that its forward pass has kept; and *coming*, the gradients of the arrays that it has carried on, as far as they are
-    needed.
+    that its forward pass has kept; *coming*, the gradients of the arrays that it has carried on, as far as they are
+    needed; and in the stage that returns the loss *scale*, float32[], the gradient of the loss.
 
     Attributes:
       stage: the stage.
-      held, carried, batch, kept, coming: the ranges of these values.
+      held, carried, batch, kept, coming, scale: the ranges of these values.
+      backward_shapes: their shapes.
       outputs: shapes of the outputs that the stage returns.
       forward_part: the forward pass; returns the arrays carried on, the outputs, and the arrays kept.
-      whole: the backward pass; returns the gradients of held, and then of carried.
+      trained: the indices of the pieces in held that are trained.
+      whole: the backward pass; returns the gradients of these pieces, and then of carried.
       to_inputs, to_weights: the backward pass in two parts. The first returns the gradients of carried, and then
-        `handed_over`; the second returns the gradients of held.
+        `handed_over`; the second returns the gradients of the trained pieces.
       handed_over: values that the first part makes and the second needs.
     """
 
     def __init__(self, stage: Stage, held: Sequence[Any], batch: Sequence[Any]):
         """`held`: shapes by piece; `batch`: shapes of all leaves, for one microbatch."""
         self.stage = stage
+        self.trained = [index for index, piece in enumerate(stage.pieces) if piece.is_trained]
         self._batch_size = len(batch)
         groups = [list(held), list(stage.carried_in), [batch[leaf] for leaf in stage.batch]]
         self.held, self.carried, self.batch = _numbers(groups)
@@ -92,10 +96,13 @@ class Passes:
         groups += [
             [shape_of(forward.shapes[value]) for value in self._kept_values],
             list(compress(stage.carried_out, stage.needs_gradient_out)),
+            [jax.ShapeDtypeStruct((), jnp.float32) for output in stage.outputs if output.index == 0],
         ]
-        *_, self.kept, self.coming = _numbers(groups)
-        backward = trace(lambda given, _: self._traced_backward(given), [one for group in groups for one in group], [])
-        weights, inputs = backward.outputs[: len(held)], backward.outputs[len(held) :]
+        *_, self.kept, self.coming, self.scale = _numbers(groups)
+        self.backward_shapes = [one for group in groups for one in group]
+        backward = trace(lambda given, _: self._traced_backward(given), self.backward_shapes, [])
+        count = len(self.trained)
+        weights, inputs = backward.outputs[:count], backward.outputs[count:]
         first = needed(backward.operations, inputs)
         in_first = {id(operation) for operation in first}
         second = [operation for operation in needed(backward.operations, weights) if id(operation) not in in_first]
@@ -126,14 +133,15 @@ class Passes:
         return [*carried_on, *outputs, *leaves]
 
     def _traced_backward(self, given: Sequence[Any]) -> list[Any]:
-        """Returns the gradients of held, and then of carried."""
+        """Returns the gradients of the trained pieces, and then of carried."""
         known = dict(enumerate(given[: self.kept.start]))
         known.update(zip(self._kept_values, (given[value] for value in self.kept), strict=True))
         anew = self._anew([given[value] for value in self._anew.inputs])
         known.update(zip(self._anew_values, anew, strict=True))
         leaves = [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in self._closed_over]
-        held, carried = jax.tree.unflatten(self._back_tree, leaves)([given[value] for value in self.coming])
-        return [*(held[piece.name] for piece in self.stage.pieces), *carried]
+        back = jax.tree.unflatten(self._back_tree, leaves)
+        held, carried = back([given[value] for value in self.coming], *(given[value] for value in self.scale))
+        return [*(held[self.stage.pieces[index].name] for index in self.trained), *carried]
 
 
 def _numbers(groups: Sequence[Sequence[Any]]) -> list[range]:

@@ -1,6 +1,6 @@
 """`pipeline` runs the stages of a plan at the same time, on a mesh of devices."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax_passing.pipelining.arguments import check_axes, checked_schedule, check
 from jax_passing.pipelining.batches import Batches
 from jax_passing.pipelining.homes import Homes
 from jax_passing.pipelining.jobs import check_job, check_jobs, processes_of, session_info
+from jax_passing.pipelining.loss_scale import scale_of
 from jax_passing.pipelining.optimizer import stagewise_optimizer
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.schedule import Kind, Schedule
@@ -84,14 +85,44 @@ class Pipeline:
         """
         return self._homes.place(params)
 
+    def init(self, init_fn: Callable[..., Any], *args: Any) -> Any:
+        """Makes parameters where `place` would put them, without the whole model anywhere.
+
+            params = step.init(lambda key: model.init(key, x)["params"], jax.random.key(0))
+
+        Each stage's devices compute only the parameters that lie there. They are those of `jax.jit(init_fn)(*args)`.
+        Where the mesh spans several processes, all of them call this with the same arguments.
+
+        Args:
+          init_fn: a pure function that returns parameters like the plan's.
+          args: pytrees of arrays, such as a random key.
+
+        Raises UsageError if the parameters have other shapes.
+        """
+        _check_outside((), args)
+        with no_mesh():
+            return self._homes.init(init_fn, args)
+
+    @property
+    def abstract_params(self) -> Any:
+        """Returns the parameters as `jax.ShapeDtypeStruct`, each with the sharding that `place` gives it.
+
+            params = step.place(ocp.StandardCheckpointer().restore(path, step.abstract_params))    # ocp: orbax
+
+        Where the mesh spans several processes, `...` stands for parameters of other processes' stages. With
+        `ocp.args.PyTreeRestore` orbax then leaves them out, and `place` knows where they are.
+        """
+        return self._homes.abstract
+
     def by_stage(self, optimizer: Any, *, max_norm: float | None = None) -> Any:
         """Makes an optax optimiser for parameters that `place` has distributed: a program for each stage's parameters.
 
             optimizer = step.by_stage(optax.adam(1e-3), max_norm=1.0)    # then as ever: init, update, flax's TrainState
 
-        It computes the same as on one device, from the same tree of parameters. Where it looks at several stages'
-        parameters (`optax.clip_by_global_norm`, `optax.apply_if_finite`), stages send each other numbers. The state is
-        a list with the state of each row of the mesh, in which None stands for what belongs to other rows' parameters.
+        It computes the same as on one device, from the same tree of parameters, in which None stands for frozen ones.
+        Where it looks at several stages' parameters (`optax.clip_by_global_norm`, `optax.apply_if_finite`), stages send
+        each other numbers. The state is a list with the state of each row of the mesh, in which None stands for what
+        belongs to other rows' parameters.
 
         Args:
           optimizer: any object with optax's `init` and `update`.
@@ -119,14 +150,44 @@ class Pipeline:
             example). Processes that have devices of different stages at the same index give the same batch.
 
         Returns:
-          The loss, or (loss, aux); and the gradients, which lie where their parameters do. Floating-point values of aux
-          are means; any other value is that of the last microbatch.
+          The loss, or (loss, aux); and the gradients, which lie where their parameters do, with None for frozen ones.
+          Floating-point values of aux are means; any other value is that of the last microbatch.
 
         Raises UsageError if the batch or the parameters have other shapes.
         """
         _check_outside(params, batch)
         with no_mesh():  # a stage has a mesh of its own, whatever jax.set_mesh has set
             return self._value_and_grad(params, batch)
+
+    def scaled(self, scale: Any, params: Any, batch: Any) -> tuple[Any, bool, Any, Any]:
+        """Computes a step in which the loss is multiplied by a dynamic scale, so that float16 doesn't lose gradients.
+
+            scale, is_finite, value, gradients = step.scaled(scale, params, batch)
+
+        The gradients are those of the loss itself: they are divided by the scale, in float32 if they are narrower, when
+        those of all microbatches have been added up.
+
+        Args:
+          scale: a `DynamicScale` of Flax, or a loss scale of jmp.
+          params, batch: as for a step.
+
+        Returns:
+          The scale for the next step; whether all gradients of all stages are finite, the same in all processes, for
+          which this waits; and then what a step returns.
+
+        Raises UsageError as a step does, and if the scale is something else.
+        """
+        _check_outside(params, batch)
+        factor, adjusted = scale_of(scale)
+        with no_mesh():
+            value, gradients = self._value_and_grad(params, batch, factor)
+        is_finite = self.all_finite(gradients)
+        return adjusted(is_finite), is_finite, value, gradients
+
+    def all_finite(self, gradients: Any) -> bool:
+        """Tells whether all gradients of all stages are finite; the same in all processes. It waits for them."""
+        with no_mesh():
+            return bool(np.asarray(self._homes.all_finite(gradients).addressable_data(0)))
 
     def evaluate(self, params: Any, batch: Any) -> Any:
         """Computes the loss (and aux) of each microbatch by forward passes alone: nothing is kept, or differentiated.
@@ -166,20 +227,21 @@ class Pipeline:
             jax.block_until_ready(found)
         return found
 
-    def _value_and_grad(self, params: Any, batch: Any) -> tuple[Any, Any]:
-        step, leaves = self._begin(params, batch, is_training=True)
+    def _value_and_grad(self, params: Any, batch: Any, scale: float = 1.0) -> tuple[Any, Any]:
+        step, leaves = self._begin(params, batch, is_training=True, scale=scale)
         for task in self._tasks:
             step.do(task)
         return self._awaited((self._result(step), self._homes.gradients(step.sums, leaves)))
 
-    def _begin(self, params: Any, batch: Any, *, is_training: bool) -> tuple[Step, list[Any]]:
+    def _begin(self, params: Any, batch: Any, *, is_training: bool, scale: float = 1.0) -> tuple[Step, list[Any]]:
         """Returns a step of which no task is done yet, and the leaves of the parameters."""
         self._check_session()
         leaves = self.plan.leaves_of_params(params)
         self._homes.check_placed(leaves)
         batches = self._batches.by_stage(batch, self._runners)
         held = [self._homes.held_by(runner, leaves) for runner in self._runners]
-        return Step(self._runners, held, batches, self.schedule, is_training=is_training), leaves
+        step = Step(self._runners, held, batches, self.schedule, is_training=is_training, scale=scale)
+        return step, leaves
 
     def _check_session(self) -> None:
         """Checks the session again, which may have been opened or closed since `pipeline` looked at it."""

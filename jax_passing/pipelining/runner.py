@@ -17,7 +17,7 @@ from jax_passing.host import scope
 from jax_passing.partitioning.arrays import is_inexact
 from jax_passing.partitioning.stages import Stage
 from jax_passing.pipelining.passes import Part, Passes
-from jax_passing.pipelining.sending import elsewhere, is_here
+from jax_passing.pipelining.sending import elsewhere, is_here, put
 
 
 class Runner:
@@ -47,15 +47,16 @@ class Runner:
     ):
         """`held`, `batch`: as for `Passes`; `held_specs`: by piece, how it lies on `mesh`."""
         self.passes = Passes(stage, held, batch)
-        self._held = held
-        self._held_specs = held_specs
+        self._trained = [held[index] for index in self.passes.trained]
+        self._trained_specs = [held_specs[index] for index in self.passes.trained]
         self.mesh = mesh
         self._axis = data_axis
         self._microbatches = microbatches
         self.differing = NamedSharding(mesh, PartitionSpec(data_axis))
         self.same = NamedSharding(mesh, PartitionSpec())
         self.held = [NamedSharding(mesh, spec) for spec in held_specs]
-        self._sums = [NamedSharding(mesh, PartitionSpec(data_axis, *spec)) for spec in held_specs]
+        self._gradients = [NamedSharding(mesh, spec) for spec in self._trained_specs]
+        self._sums = [NamedSharding(mesh, PartitionSpec(data_axis, *spec)) for spec in self._trained_specs]
         self.is_here = is_here(self.same)
         self._adding: dict[tuple[bool, bool], Any] = {}
 
@@ -66,7 +67,7 @@ class Runner:
         width = self.mesh.shape[self._axis]
         return [
             jnp.zeros((width, *shape.shape), _wide(shape.dtype), device=sharding)
-            for shape, sharding in zip(self._held, self._sums, strict=True)
+            for shape, sharding in zip(self._trained, self._sums, strict=True)
         ]
 
     def forward(
@@ -116,21 +117,29 @@ class Runner:
             return self._elsewhere(self._gradients_back), []
         return self._to_inputs([known[value] for value in self.passes.to_inputs.inputs], number)
 
+    def scale(self, number: float) -> jax.Array:
+        """Returns float32[], a loss scale, on the stage's devices."""
+        shape = jax.ShapeDtypeStruct((), jnp.float32)
+        return put(np.float32(number), self.same) if self.is_here else elsewhere(shape, self.same)
+
     def add_gradients(
-        self, is_whole: bool, known: Mapping[int, Any], number: Any, sums: Sequence[Any], is_last: bool
+        self, is_whole: bool, known: Mapping[int, Any], number: Any, sums: Sequence[Any], scale: Any, is_last: bool
     ) -> tuple[list[Any], list[Any]]:
         """Runs the whole backward pass, or its second part. Returns the sums with its gradients, and its other results.
 
-        After the last microbatch the sums become means over all microbatches and all devices, on all hosts.
+        After the last microbatch the sums become means over all microbatches and all devices, on all hosts, and are
+        divided by the loss scale.
         """
         if not self.is_here:
-            gradients = [elsewhere(shape, sharding) for shape, sharding in zip(self._held, self.held, strict=True)]
+            gradients = list(map(elsewhere, self._trained, self._gradients))
             return gradients, self._elsewhere(self._gradients_back) if is_whole else []
         part = self.passes.whole if is_whole else self.passes.to_weights
+        if not part.outputs:  # nothing before it, or in it, is trained
+            return [], []
         if (is_whole, is_last) not in self._adding:
             self._adding[is_whole, is_last] = self._add_gradients(part, is_last)
         run = self._adding[is_whole, is_last]
-        return run(list(sums), [known[value] for value in part.inputs], number)
+        return run(list(sums), [known[value] for value in part.inputs], number, scale)
 
     def results(self, by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
         """Returns the means of floating-point outputs, and any other output of the last microbatch on the last
@@ -167,7 +176,7 @@ class Runner:
             several = list(zip(*by_microbatch, strict=True))
             sums = [functools.reduce(jnp.add, [one.astype(_wide(one.dtype)) for one in arrays]) for arrays in several]
             dtypes, specs = [arrays[0].dtype for arrays in several], [self.same.spec] * len(several)
-            return self._mean_over_devices(sums, dtypes, specs)
+            return self._mean_over_devices(sums, dtypes, specs, jnp.float32(1))
 
         return jax.jit(body)
 
@@ -182,7 +191,7 @@ class Runner:
         return [elsewhere(jax.ShapeDtypeStruct((width, *shape.shape), shape.dtype), self.differing) for shape in shapes]
 
     def _add_gradients(self, part: Part, is_last: bool) -> Any:
-        count = len(self.passes.held)
+        count = len(self.passes.trained)
 
         def add(sums: Sequence[Any], given: Sequence[Any], number: Any) -> Any:
             results = part(self._inputs(part, given, number))
@@ -190,21 +199,22 @@ class Runner:
             added = [before + one.astype(before.dtype) for before, one in pairs]
             return _with_dimension(added), _with_dimension(results[count:])
 
-        def body(sums: Sequence[Any], given: Sequence[Any], number: Any) -> Any:
+        def body(sums: Sequence[Any], given: Sequence[Any], number: Any, scale: Any) -> Any:
             differing, same = self.differing.spec, self.same.spec
             added, rest = self._along_data(add, (differing, self._specs(part), same), differing)(sums, given, number)
             if is_last:
-                added = self._mean_over_devices(added, [shape.dtype for shape in self._held], self._held_specs)
+                dtypes = [shape.dtype for shape in self._trained]
+                added = self._mean_over_devices(added, dtypes, self._trained_specs, scale)
             return added, rest
 
-        shardings = self.held if is_last else self._sums
+        shardings = self._gradients if is_last else self._sums
         return jax.jit(body, out_shardings=(shardings, self.differing), donate_argnums=0)
 
     def _inputs(self, part: Part, given: Sequence[Any], number: Any) -> list[Any]:
         """Returns the inputs of a part on one device, for one microbatch."""
         arrays = []
         for value, array in zip(part.inputs, given, strict=True):
-            if value in self.passes.held:
+            if value in self.passes.held or value in self.passes.scale:
                 arrays.append(array)
             elif value in self.passes.batch:
                 arrays.append(_microbatch(array, number))
@@ -213,19 +223,24 @@ class Runner:
         return arrays
 
     def _specs(self, part: Part) -> list[PartitionSpec]:
-        return [self.same.spec if value in self.passes.held else self.differing.spec for value in part.inputs]
+        same = {*self.passes.held, *self.passes.scale}
+        return [self.same.spec if value in same else self.differing.spec for value in part.inputs]
 
     def _mean_over_devices(
-        self, sums: Sequence[Any], dtypes: Sequence[Any], specs: Sequence[PartitionSpec]
+        self, sums: Sequence[Any], dtypes: Sequence[Any], specs: Sequence[PartitionSpec], scale: Any
     ) -> list[Any]:
-        """Makes means of sums over the microbatches, which travel in `dtypes`, those of the means.
+        """Makes means of sums over the microbatches, divided by `scale`, which travel in `dtypes`, those of the means.
 
         The sums have a leading dimension, which `specs` are without.
         """
+        if not sums:
+            return []
 
-        def body(sums: Sequence[Any]) -> list[Any]:
-            own = _without_dimension(sums)
-            means = [(one / self._microbatches).astype(dtype) for one, dtype in zip(own, dtypes, strict=True)]
+        def body(sums: Sequence[Any], scale: Any) -> list[Any]:
+            means = [
+                (one / self._microbatches / scale.astype(one.dtype)).astype(dtype)
+                for one, dtype in zip(_without_dimension(sums), dtypes, strict=True)
+            ]
             if scope.current() is None:  # there are no other hosts
                 total, devices = lax.psum(means, self._axis), self.mesh.shape[self._axis]
             else:
@@ -233,8 +248,10 @@ class Runner:
             return [one / devices for one in total]
 
         leading = [PartitionSpec(self._axis, *spec) for spec in specs]
-        mapped = jax.shard_map(body, mesh=self.mesh, in_specs=(leading,), out_specs=list(specs), check_vma=False)
-        return mapped(list(sums))
+        mapped = jax.shard_map(
+            body, mesh=self.mesh, in_specs=(leading, self.same.spec), out_specs=list(specs), check_vma=False
+        )
+        return mapped(list(sums), scale)
 
     def _along_data(self, body: Any, in_specs: Any, out_specs: Any) -> Any:
         """Maps `body` over the data axis; XLA partitions it over the mesh's other axes."""

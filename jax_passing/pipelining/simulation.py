@@ -94,7 +94,8 @@ def _buckets(plan: Plan, schedule: Schedule, ready_s: Sequence[float], bucket_by
         final_s: dict[int, float] = {}  # by leaf of the parameters
         pieces = {}
         for stage, home in schedule.device_of.items():
-            for piece in plan.stages[stage].pieces if home == device else ():
+            trained = (piece for piece in plan.stages[stage].pieces if piece.is_trained)
+            for piece in trained if home == device else ():
                 final_s[piece.leaf] = max(ready_s[stage], final_s.get(piece.leaf, 0.0))
                 pieces[piece] = piece.of(plan.params_shapes[piece.leaf])
         leaves = [Leaf(shape.dtype.name, int(bytes_of(shape)), piece.name) for piece, shape in pieces.items()]

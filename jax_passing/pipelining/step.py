@@ -27,14 +27,16 @@ class Step:
         schedule: Schedule,
         *,
         is_training: bool,
+        scale: float = 1.0,
     ) -> None:
         """`held`, `batches`: by stage, the pieces of parameters, and the leaves of the batch. `is_training`: whether
-        there are backward passes, for which forward ones keep arrays."""
+        there are backward passes, for which forward ones keep arrays. `scale`: that of the loss in these."""
         self._is_training = is_training
         self._runners = runners
         self._held = held
         self._batches = batches
         self.sums = [runner.zeros() if is_training else [] for runner in runners]
+        self._scales = [runner.scale(scale) for runner in runners] if is_training else []
         self.outputs: list[list[Any]] = [[None] * schedule.microbatches for _ in runners]
         self._carried: dict[tuple[int, int], Any] = {}  # by stage that takes the arrays, and microbatch
         self._known: dict[tuple[int, int], dict[int, Any]] = {}  # by stage and microbatch, values of its backward pass
@@ -61,6 +63,7 @@ class Step:
         if self._is_training:
             known = dict(zip((*passes.held, *passes.carried, *passes.batch), (*held, *carried, *batch), strict=True))
             known.update(zip(passes.kept, kept, strict=runner.is_here))
+            known.update(dict.fromkeys(passes.scale, self._scales[stage]))
             needed = set(passes.whole.inputs)
             self._known[key] = {value: array for value, array in known.items() if value in needed}
         if stage + 1 < len(self._runners):
@@ -79,8 +82,9 @@ class Step:
         stage, runner, key = task.stage, self._runners[task.stage], (task.stage, task.microbatch)
         is_whole = task.kind is Kind.BACKWARD
         self._missing[stage] -= 1
+        known, number, is_last = self._known.pop(key), np.int32(task.microbatch), self._missing[stage] == 0
         self.sums[stage], rest = runner.add_gradients(
-            is_whole, self._known.pop(key), np.int32(task.microbatch), self.sums[stage], self._missing[stage] == 0
+            is_whole, known, number, self.sums[stage], self._scales[stage], is_last
         )
         if is_whole:
             self._send_back(task, rest)

@@ -33,6 +33,21 @@ def test_a_mesh_over_processes(cluster: "Cluster", layout: str, processes: int, 
     assert held == 5 * devices * processes // 2  # each of five leaves is on the devices of one of the two stages only
 
 
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_no_host_holds_the_whole_model(cluster: "Cluster", tmp_path: Path, hosts: int) -> None:
+    """Eight layers of 9 MiB for each host: at most, its own and a few more are in memory at once."""
+    finish(cluster.start("pipelines/stage_by_stage.py", str(tmp_path), str(hosts), hosts=1, devices=1))
+    # Arrays that are freed go back to the system at once, or how much is in memory would depend on chance.
+    env = {"COORDINATOR": free_address(), "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+    started = cluster.start("pipelines/stage_by_stage.py", str(tmp_path), hosts=hosts, devices=1, env=env)
+    finish(started)
+    for process in started:
+        for what in ("init", "restore"):
+            took, own, whole = map(int, process.wait_for(rf"^{what}: (\d+) MiB for (\d+) of (\d+)$").groups())
+            assert (own, whole) == (72, 72 * hosts)
+            assert took < own + 6 * 9  # parts of a program and of a file, too
+
+
 def test_processes_that_differ_are_refused_on_all_of_them(cluster: "Cluster") -> None:
     env = {"COORDINATOR": free_address(), **COMPILED_FAST}
     started = cluster.start("pipelines/pipelines_that_differ.py", hosts=2, devices=1, env=env)
