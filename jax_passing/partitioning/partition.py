@@ -13,11 +13,12 @@ import numpy as np
 from jax_passing.errors import UsageError
 from jax_passing.partitioning import measure
 from jax_passing.partitioning.arrays import bytes_of
+from jax_passing.partitioning.memory import Chain, Limits, Weight, segments_of_stage, segments_of_stages
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.plan import Plan, StageFacts
-from jax_passing.partitioning.positions import legal_positions, notes_on
+from jax_passing.partitioning.positions import legal_positions, notes_on, notes_on_bytes
 from jax_passing.partitioning.scans import unroll
-from jax_passing.partitioning.search import Chain, Floats, Limits, Weight, best_cuts, stage_bytes, stage_s
+from jax_passing.partitioning.search import best_cuts, stage_bytes, stage_s
 from jax_passing.partitioning.stages import Slicer, Stage
 from jax_passing.partitioning.traced_model import trace
 
@@ -39,6 +40,8 @@ def partition(
     memory_bytes: float = math.inf,
     optimizer_copies: float = 2.0,
     microbatches: int = 1,
+    remat: bool = False,
+    imbalance: float = 0.0,
 ) -> Plan:
     """Cuts a model into stages for a pipeline, so that the slowest one is as fast as possible.
 
@@ -71,12 +74,16 @@ def partition(
       memory_bytes: memory of a device.
       optimizer_copies: bytes of optimiser state for each byte of parameters; Adam keeps two.
       microbatches: how many are in the pipeline at once, at most. A stage keeps what their backward passes need.
+      remat: whether stages that don't fit into `memory_bytes` may compute parts of their forward pass again in the
+        backward pass, under `jax.checkpoint`. They do so with as little as fits, and that time counts.
+      imbalance: by how much the slowest stage may be slower than necessary if fewer bytes cross the cuts then: 0.02 for
+        2 %.
 
     Raises UsageError if the loss has side effects or collectives, or can't be cut as asked. With cost="measure" all
     processes raise it if their arguments differ, if not all of them call this, or if one of them fails.
     """
     with measure.refusing_together() if cost == "measure" else contextlib.nullcontext():
-        _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches)
+        _check_settings(stages, cost, (flops_per_s, bytes_per_s, link_gbit), microbatches, imbalance)
         # The shapes are without shardings: how arrays lie now says nothing about the stages' devices.
         params_shapes, batch_shapes = jax.tree.map(
             lambda one: jax.ShapeDtypeStruct(one.shape, one.dtype, weak_type=one.weak_type),
@@ -97,8 +104,10 @@ def partition(
             cut_bytes=np.array([sum(bytes_of(model.shapes[value]) for value in live) for live in slicer.crossing]),
             may_cut=legal_positions(slicer, max_live, stages, forward_s + backward_s),
             weights=_weights(slicer, optimizer_copies),
+            # Measured times don't say which part of them is the forward pass, so the counted shares serve for them.
+            forward_share=forward_s / np.maximum(forward_s + backward_s, np.finfo(float).tiny),
         )
-        limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches)
+        limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches, remat, imbalance)
         cuts = best_cuts(chain, stages, limits)
         if cost == "measure":
             measure.check_arrays((params, batch))
@@ -106,12 +115,10 @@ def partition(
     if cost == "measure":
         times_s, cuts = measure.measured_once(facts, slicer, chain, cuts, limits, (params, batch))
         chain = replace(chain, compute_s=np.array(times_s))
-    # Measured times don't say which part of them is the forward pass, so the counted shares serve for them, too.
-    shares = forward_s / np.maximum(forward_s + backward_s, np.finfo(float).tiny)
-    made = slicer.stages(cuts)
+    made = slicer.stages(cuts, segments_of_stages(chain, limits, cuts))
     return Plan(
         stages=made,
-        facts=tuple(_facts(slicer, costs, shares, chain, limits, made, cuts, loss.params_shapes)),
+        facts=tuple(_facts(slicer, costs, chain, limits, made, cuts, loss.params_shapes)),
         params_tree=loss.params_tree,
         params_shapes=loss.params_shapes,
         batch_tree=loss.batch_tree,
@@ -121,15 +128,17 @@ def partition(
         _cuts=cuts,
         _outputs_tree=loss.outputs_tree,
         _has_aux=has_aux,
-        notes=notes_on(slicer, max_live, stages, chain.compute_s),
+        notes=(*notes_on(slicer, max_live, stages, chain.compute_s), *notes_on_bytes(chain, stages, limits, cuts)),
     )
 
 
-def _check_settings(stages: int, cost: str, rates: Sequence[float], microbatches: int) -> None:
+def _check_settings(stages: int, cost: str, rates: Sequence[float], microbatches: int, imbalance: float) -> None:
     if stages < 1:
         raise UsageError(f"stages is {stages}; a model has at least one.")
     if min(rates) <= 0 or microbatches < 1:
         raise UsageError("flops_per_s, bytes_per_s and link_gbit must be above 0, and microbatches at least 1.")
+    if not 0 <= imbalance < math.inf:
+        raise UsageError(f"imbalance is {imbalance}; it is a share of the slowest stage's time: 0.02 for 2 %.")
     if cost not in ("flops", "measure"):
         raise UsageError(f"cost is {cost!r}; it may be 'flops' or 'measure'.")
 
@@ -190,24 +199,28 @@ class _FlatLoss:
 def _facts(
     slicer: Slicer,
     costs: Sequence[OperationCost],
-    forward_shares: Floats,
     chain: Chain,
     limits: Limits,
     stages: Sequence[Stage],
     cuts: Sequence[int],
     params_shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> Iterator[StageFacts]:
-    """Yields the facts of each stage. `forward_shares`: the forward pass's share of each operation's time."""
+    """Yields the facts of each stage."""
+    forward_s = chain.compute_s * chain.forward_share
     for number, (stage, (first, last)) in enumerate(zip(stages, slicer.runs(cuts), strict=True)):
-        compute_s = chain.compute_s[first:last]
+        after = len(stages) - 1 - number
+        again = slice(first, max((first, *segments_of_stage(chain, limits, first, last, after))))
+        again_s = float(forward_s[again].sum())
         yield StageFacts(
             location=slicer.chain[first].location,
-            compute_s=float(compute_s.sum()),
-            forward_s=float((compute_s * forward_shares[first:last]).sum()),
-            busy_s=stage_s(chain, limits, first, last),
-            flops=sum(cost.forward.flops + cost.backward.flops for cost in costs[first:last]),
+            compute_s=float(chain.compute_s[first:last].sum()) + again_s,
+            forward_s=float(forward_s[first:last].sum()),
+            again_s=again_s,
+            busy_s=stage_s(chain, limits, first, last, after),
+            flops=sum(cost.forward.flops + cost.backward.flops for cost in costs[first:last])
+            + sum(cost.forward.flops for cost in costs[again]),
             params=sum(math.prod(shape.shape) for shape in stage.held(params_shapes).values()),
-            memory_bytes=stage_bytes(chain, limits, first, last, len(stages) - 1 - number),
+            memory_bytes=stage_bytes(chain, limits, first, last, after),
             sent_bytes=float(chain.cut_bytes[last]),
             sent_count=len(slicer.crossing[last]),
         )

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_passing.errors import UsageError
-from jax_passing.partitioning.search import Chain
+from jax_passing.partitioning.memory import Chain
 from jax_passing.partitioning.stages import Output, Piece, Stage, put_together
 
 
@@ -23,6 +23,7 @@ class StageFacts:
       location: the module path and source line where it begins.
       compute_s: time of the forward and backward pass of one microbatch.
       forward_s: time of the forward pass alone.
+      again_s: the part of the backward pass in which it computes its forward pass again.
       busy_s: time of both passes, with sending and receiving.
       flops: operations of both passes.
       params: number of elements of its parameters.
@@ -33,6 +34,7 @@ class StageFacts:
     location: str
     compute_s: float
     forward_s: float
+    again_s: float
     busy_s: float
     flops: float
     params: int
@@ -156,11 +158,16 @@ class Plan:
             )
             for number, facts in enumerate(self.facts)
         ]
+        again = [
+            f"Stage {number} computes {100 * facts.again_s / facts.forward_s:.0f} % of its forward pass again."
+            for number, facts in enumerate(self.facts)
+            if facts.again_s
+        ]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)][:-1]
         lines = [f"{len(self.facts)} stages, the slowest takes {self.bottleneck:.3f} of their mean"]
         for *cells, location in rows:
             lines.append("  ".join([*map(str.rjust, cells, widths), location]))
-        return "\n".join([*lines, *self.notes])
+        return "\n".join([*lines, *again, *self.notes])
 
     def plot(self) -> Any:
         """Draws a Figure of matplotlib, which has to be installed.

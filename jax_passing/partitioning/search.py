@@ -4,92 +4,38 @@ The chain has a model's operations in the order in which the loss does them. A s
 from one stage to the next, which hands on what a later stage needs. This is the node constraint under which Xu et al.
 (Computer Science 2024(12), 120-128) search; only the abstract of their paper is public, so this search is ours, in its
 spirit. Cutting a chain so that the slowest part is as fast as possible is the linear partition problem (Skiena, The
-Algorithm Design Manual, 10.7). Here a part's cost also counts the bytes that cross its ends, and a part that needs more
-memory than a device has isn't allowed.
+Algorithm Design Manual, 10.7). Here a part's cost also counts the bytes that cross its ends, and what it computes again
+to fit into a device's memory (`memory.py`); a part that needs more memory than that isn't allowed.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jax_passing.errors import UsageError
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Weight:
-    """Describes a parameter, which each stage that uses it holds once."""
-
-    bytes: float  # with its gradient and the optimiser's state
-    uses: tuple[int, ...]  # the operations, in order
+from jax_passing.partitioning.memory import Chain, Floats, Held, Limits, held_by_stages
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Describes n operations, with n + 1 positions: before the first, between them, and after the last.
-
-    Attributes:
-      compute_s: by operation, the time of its forward and backward pass.
-      stash_bytes: by operation, the bytes that it keeps of a microbatch until its backward pass.
-      cut_bytes: by position, the bytes that cross a cut there forwards; as many come back.
-      may_cut: by position, whether a cut may be there.
-      weights: the parameters.
-    """
-
-    compute_s: Floats
-    stash_bytes: Floats
-    cut_bytes: Floats
-    may_cut: NDArray[np.bool_]
-    weights: Sequence[Weight] = field(default=())
-
-    def __post_init__(self) -> None:
-        n = len(self.compute_s)
-        assert len(self.stash_bytes) == n
-        assert len(self.cut_bytes) == len(self.may_cut) == n + 1
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Describes the devices and the links between them.
-
-    Attributes:
-      link_bytes_per_s: rate of the link between neighbouring stages, each way; infinite if sending costs nothing.
-      overlap: whether devices send while they compute.
-      memory_bytes: memory of a device for parameters, optimiser and stashes.
-      microbatches: how many are under way at once, at most.
-    """
-
-    link_bytes_per_s: float = np.inf
-    overlap: bool = True
-    memory_bytes: float = np.inf
-    microbatches: int = 1
-
-
-def stage_s(chain: Chain, limits: Limits, first: int, last: int) -> float:
-    """Returns how long the stage of operations first to last - 1 is busy with a microbatch."""
+def stage_s(chain: Chain, limits: Limits, first: int, last: int, stages_after: int = 0) -> float:
+    """Returns how long the stage of operations first to last - 1 is busy with a microbatch, if `stages_after` come
+    after it."""
     positions = np.array([first, last])
-    return float(_stage_costs(chain, limits, positions)[0, 1])
+    held = held_by_stages(chain, limits, positions, stages_after)
+    return float(_stage_costs(chain, limits, positions, held)[0, 1])
 
 
 def stage_bytes(chain: Chain, limits: Limits, first: int, last: int, stages_after: int) -> float:
     """Returns the bytes that the stage of operations first to last - 1 holds, if `stages_after` come after it."""
-    positions = np.array([first, last])
-    weights, stash = _stage_memory(chain, positions)
-    return float(weights[0, 1] + _in_flight(limits, stages_after) * stash[0, 1])
+    return float(held_by_stages(chain, limits, np.array([first, last]), stages_after).bytes[0, 1])
 
 
-def _in_flight(limits: Limits, stages_after: int) -> int:
-    """Counts the microbatches that wait for their backward pass under 1F1B (Narayanan et al., PipeDream, SOSP'19)."""
-    return min(limits.microbatches, stages_after + 1)
-
-
-def _stage_costs(chain: Chain, limits: Limits, positions: NDArray[np.int64]) -> Floats:
-    """Returns at [a, b] the time of the stage between positions a and b; infinite where b isn't behind a."""
+def _stage_costs(chain: Chain, limits: Limits, positions: NDArray[np.int64], held: Held) -> Floats:
+    """Returns at [a, b] the time of the stage between positions a and b; infinite where b isn't behind a, or it doesn't
+    fit into the memory."""
     done = np.concatenate([[0.0], np.cumsum(chain.compute_s)])[positions]
-    compute = done[None, :] - done[:, None]
+    compute = done[None, :] - done[:, None] + held.again_s
     # Activations cross both ends one way, and gradients the other: each direction of the stage's link carries the bytes
     # that cross both ends.
     crossing = chain.cut_bytes[positions] / limits.link_bytes_per_s
@@ -99,38 +45,13 @@ def _stage_costs(chain: Chain, limits: Limits, positions: NDArray[np.int64]) -> 
     return np.where(is_behind, cost, np.inf)
 
 
-def _stage_memory(chain: Chain, positions: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    """Returns at [a, b] the bytes of the parameters that the stage uses, and those that it keeps of one microbatch."""
-    kept = np.concatenate([[0.0], np.cumsum(chain.stash_bytes)])[positions]
-    used_at: list[list[int]] = [[] for _ in chain.compute_s]
-    for number, weight in enumerate(chain.weights):
-        for use in weight.uses:
-            used_at[use].append(number)
-    # A stage holds a weight from its first use on. `steps` has a step for each weight at the operation that uses it
-    # first, and the running sum of steps is the memory. If a stage begins earlier, only the steps of the weights that
-    # are used in between move.
-    steps = np.zeros(len(chain.compute_s) + 1)
-    first_use: dict[int, int] = {}
-    weights = np.zeros((len(positions), len(positions)))
-    begin = len(chain.compute_s)
-    for row in reversed(range(len(positions))):
-        for operation in reversed(range(positions[row], begin)):
-            for number in used_at[operation]:
-                size = chain.weights[number].bytes
-                if number in first_use:
-                    steps[first_use[number] + 1] -= size
-                first_use[number] = operation
-                steps[operation + 1] += size
-        begin = positions[row]
-        weights[row] = np.cumsum(steps)[positions]
-    return weights, kept[None, :] - kept[:, None]
-
-
 def best_cuts(chain: Chain, stages: int, limits: Limits | None = None) -> tuple[int, ...]:
     """Returns the positions of the stages - 1 cuts.
 
-    The slowest stage is as fast as it can be; among such cuts, as few bytes as possible cross them. The time that this
-    takes grows with the number of stages, and with the square of the number of legal positions.
+    The slowest stage is as fast as it can be; among such cuts, as few bytes as possible cross them. With
+    `limits.imbalance` bytes count first: the slowest stage may take so much longer, and is as fast as it can be with
+    the fewest bytes. The time that this takes grows with the number of stages, and with the square of the number of
+    legal positions.
 
     Raises UsageError if there are too few legal positions, or if no stages fit into the memory.
     """
@@ -142,17 +63,41 @@ def best_cuts(chain: Chain, stages: int, limits: Limits | None = None) -> tuple[
             f"The model can be cut in {len(inner)} positions, too few for {stages} stages: ask for fewer stages."
         )
     positions = np.concatenate([[0], inner, [n]])
-    cost = _stage_costs(chain, limits, positions)
-    fits = _what_fits(chain, limits, positions, stages)
-    best = _slowest(cost, fits, stages)
+    by_depth = {
+        depth: held_by_stages(chain, limits, positions, depth - 1)
+        for depth in {limits.in_flight(after) for after in range(stages)}
+    }
+    held = [by_depth[limits.in_flight(stages - 1 - stage)] for stage in range(stages)]
+    costs = [_stage_costs(chain, limits, positions, one) for one in held]
+    best = _slowest(costs)
     if not np.isfinite(best):
-        raise UsageError(
-            f"No way to cut the model into {stages} stages fits into {limits.memory_bytes:.3g} bytes for each stage. "
-            "Use more stages, a smaller microbatch, or rematerialisation (jax.checkpoint)."
-        )
-    # The sums of the same numbers in another order differ by rounding.
-    allowed = [within & (cost <= best * (1 + 1e-12)) for within in fits]
-    return tuple(int(positions[index]) for index in _fewest_bytes(chain.cut_bytes[positions], allowed, stages))
+        raise UsageError(_too_large(limits, positions, held))
+    crossing = chain.cut_bytes[positions]
+    total, indices = _fewest_bytes(crossing, costs, best * (1 + limits.imbalance))
+    if limits.imbalance:
+        known = np.unique(np.concatenate([cost[(cost > best) & np.isfinite(cost)] for cost in costs] + [[best]]))
+        times = known[known <= best * (1 + limits.imbalance)]
+        low, high = 0, len(times) - 1  # the fewest bytes cross if stages may take times[high]
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (
+                (low, middle) if _fewest_bytes(crossing, costs, times[middle])[0] <= total else (middle + 1, high)
+            )
+        _, indices = _fewest_bytes(crossing, costs, times[high])
+    return tuple(int(positions[index]) for index in indices)
+
+
+def _too_large(limits: Limits, positions: NDArray[np.int64], held: Sequence[Held]) -> str:
+    is_behind = positions[None, :] > positions[:, None]
+    least = _slowest([np.where(is_behind, one.least_bytes, np.inf) for one in held])
+    digit = 10.0 ** (math.floor(math.log10(max(least, 1.0))) - 2)
+    least = digit * math.ceil(least / digit * (1 - 1e-9))  # rounded up, so that what the message says is enough
+    again = "even if stages compute again what they can" if limits.remat else "if stages compute nothing again"
+    advice = "" if limits.remat else "remat=True, "
+    return (
+        f"No way to cut the model into {len(held)} stages fits into {limits.memory_bytes:.3g} bytes for each stage. "
+        f"The least possible is {least:.3g} bytes, {again}. Use {advice}more stages, or a smaller microbatch."
+    )
 
 
 def slowest_share(compute_s: Floats, positions: NDArray[np.int64], stages: int) -> float:
@@ -173,35 +118,30 @@ def slowest_share(compute_s: Floats, positions: NDArray[np.int64], stages: int) 
     return float(most * stages / ends[-1]) if ends[-1] else 1.0
 
 
-def _what_fits(chain: Chain, limits: Limits, positions: NDArray[np.int64], stages: int) -> list[NDArray[np.bool_]]:
-    """Tells by stage, at [a, b], whether it fits into the memory if it is between these positions."""
-    if not np.isfinite(limits.memory_bytes):
-        return [np.ones((len(positions), len(positions)), bool)] * stages
-    weights, stash = _stage_memory(chain, positions)
-    return [weights + _in_flight(limits, stages - 1 - stage) * stash <= limits.memory_bytes for stage in range(stages)]
-
-
-def _slowest(cost: Floats, fits: Sequence[NDArray[np.bool_]], stages: int) -> float:
-    """Returns the shortest time that the slowest stage can take."""
-    reached = np.full(len(cost), np.inf)  # by position: the slowest stage up to it
+def _slowest(costs: Sequence[Floats]) -> float:
+    """Returns the shortest time that the slowest stage can take. `costs`: by stage, at [a, b], its time if it is
+    between these positions."""
+    reached = np.full(len(costs[0]), np.inf)  # by position: the slowest stage up to it
     reached[0] = 0.0
-    for stage in range(stages):
-        reached = np.min(np.maximum(reached[:, None], np.where(fits[stage], cost, np.inf)), axis=0)
+    for cost in costs:
+        reached = np.min(np.maximum(reached[:, None], cost), axis=0)
     return float(reached[-1])
 
 
-def _fewest_bytes(crossing: Floats, allowed: Sequence[NDArray[np.bool_]], stages: int) -> list[int]:
-    """Returns the indices of the cuts that the fewest bytes cross, if all stages are allowed ones."""
+def _fewest_bytes(crossing: Floats, costs: Sequence[Floats], allowed: float) -> tuple[float, list[int]]:
+    """Returns the fewest bytes that cross cuts between stages of which none takes longer than `allowed`, and the
+    indices of these cuts."""
     reached = np.full(len(crossing), np.inf)
     reached[0] = 0.0
     before: list[NDArray[np.intp]] = []
-    for stage in range(stages):
-        sums = np.where(allowed[stage], reached[:, None] + crossing[None, :], np.inf)
+    for cost in costs:
+        # The sums of the same numbers in another order differ by rounding.
+        sums = np.where(cost <= allowed * (1 + 1e-12), reached[:, None] + crossing[None, :], np.inf)
         before.append(np.argmin(sums, axis=0))
         reached = np.min(sums, axis=0)
     cuts = []
     position = len(crossing) - 1
-    for stage in reversed(range(1, stages)):
+    for stage in reversed(range(1, len(costs))):
         position = int(before[stage][position])
         cuts.append(position)
-    return cuts[::-1]
+    return float(reached[-1]), cuts[::-1]

@@ -12,7 +12,8 @@ from jax import lax
 from jax.extend import core
 
 from jax_passing.partitioning.arrays import is_inexact, shape_of
-from jax_passing.partitioning.operations import Operation, ScanTurn, run_turns, scan_counts
+from jax_passing.partitioning.operations import Operation
+from jax_passing.partitioning.running import Segment, run_operations
 from jax_passing.partitioning.traced_model import TracedModel, in_chain, reached_from
 
 
@@ -85,6 +86,7 @@ class Stage:
     needs_gradient_out: tuple[bool, ...]
     outputs: tuple[Output, ...]
     _model: TracedModel
+    _segments: tuple[Segment, ...]
     _operations: tuple[Operation, ...]
     _values_in: tuple[int, ...]
     _values_out: tuple[int, ...]
@@ -101,24 +103,20 @@ class Stage:
         held = {model.params[piece.leaf]: (piece, params[piece.name]) for piece in self.pieces}
         known.update({value: array for value, (piece, array) in held.items() if piece.rows is None})
         needed = {value for operation in self._operations for value in operation.values}
+        needed.update(value for segment in self._segments for value in segment.inputs)
         for value in needed.intersection(model.rows):
             row = model.rows[value]
             piece, array = held[row.param]
             known[value] = lax.slice_in_dim(array, row.row - piece.first, row.row - piece.first + 1)
 
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-        for run in _runs(self._operations):
-            if len(run) == 1:
-                results = run[0].run([read(atom) for atom in run[0].inputs])
-                known.update(zip(run[0].outputs, results, strict=True))
-            else:
-                _run_together(run, known, read)
+        for segment in self._segments:
+            known.update(segment.run(known, model.constants))
+        run_operations(self._operations, known)
         for value, rows in model.stacked.items():
             if own := [known[row] for row in rows if row in known]:
                 known[value] = lax.concatenate(own, 0)
-        outputs = [read(model.outputs[output.index]) for output in self.outputs]
+        results = [model.outputs[output.index] for output in self.outputs]
+        outputs = [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in results]
         return [known[value] for value in self._values_out], outputs
 
     def vjp(
@@ -148,34 +146,6 @@ class Stage:
             return back((coming, [jnp.asarray(scale, dtype) for dtype in dtypes]))
 
         return carried_on, outputs, jax.tree_util.Partial(pull, back)
-
-
-def _runs(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """Groups the operations: neighbouring turns of one scan together, any other operation alone."""
-    runs: list[list[Operation]] = []
-    for operation in operations:
-        last = runs[-1][-1] if runs else None
-        if isinstance(operation, ScanTurn) and isinstance(last, ScanTurn) and last.scan == operation.scan:
-            runs[-1].append(operation)
-        else:
-            runs.append([operation])
-    return runs
-
-
-def _run_together(turns: Sequence[Operation], known: dict[int, Any], read: Any) -> None:
-    """Runs neighbouring turns as one scan, so that XLA compiles its body once."""
-    eqn = turns[0].eqn
-    shared_count, carry_count = scan_counts(eqn)
-    whole = shared_count + carry_count
-    in_order = turns[::-1] if eqn.params["reverse"] else turns  # of the rows
-    stacked = [
-        lax.concatenate([read(turn.inputs[index]) for turn in in_order], 0) for index in range(whole, len(eqn.invars))
-    ]
-    results = run_turns(eqn, [*(read(atom) for atom in turns[0].inputs[:whole]), *stacked], len(turns))
-    known.update(zip(turns[-1].outputs[:carry_count], results[:carry_count], strict=True))
-    for index, rows in enumerate(results[carry_count:], carry_count):
-        for row, turn in enumerate(in_order):
-            known[turn.outputs[index]] = lax.slice_in_dim(rows, row, row + 1)
 
 
 class Slicer:
@@ -235,11 +205,17 @@ class Slicer:
         """Returns the first and the last + 1 operation of the chain's runs between the cuts."""
         return list(itertools.pairwise((0, *cuts, len(self.chain))))
 
-    def stages(self, cuts: Sequence[int]) -> tuple[Stage, ...]:
-        return tuple(self.stage(first, last) for first, last in self.runs(cuts))
+    def stages(self, cuts: Sequence[int], segments: Sequence[Sequence[int]] | None = None) -> tuple[Stage, ...]:
+        """Makes the stages between the cuts. `segments`: by stage, as for `stage`."""
+        runs = self.runs(cuts)
+        pairs = zip(runs, segments or [()] * len(runs), strict=True)
+        return tuple(self.stage(first, last, own) for (first, last), own in pairs)
 
-    def stage(self, first: int, last: int) -> Stage:
-        """Makes the stage of the chain's operations first to last - 1."""
+    def stage(self, first: int, last: int, segments: Sequence[int] = ()) -> Stage:
+        """Makes the stage of the chain's operations first to last - 1.
+
+        `segments`: positions where those of its segments begin that are computed again, and where the last one ends.
+        """
         model = self.model
         own = self.chain[first:last]
         made = {value for operation in own for value in operation.outputs}
@@ -257,8 +233,8 @@ class Slicer:
                 outputs.append(Output(index))
                 free_outputs.append(atom)
         inputs, copied = self.needs(own, free_outputs)
-        wanted = {id(operation) for operation in (*own, *copied)}
-        operations = tuple(operation for operation in model.operations if id(operation) in wanted)
+        kept_from = segments[-1] if segments else first
+        _, copied = self.needs(self.chain[kept_from:last], free_outputs)
         values_in, values_out = tuple(self.crossing[first]), tuple(self.crossing[last])
         return Stage(
             pieces=self._pieces(inputs),
@@ -269,9 +245,29 @@ class Slicer:
             needs_gradient_out=tuple(value in self._has_gradient for value in values_out),
             outputs=tuple(outputs),
             _model=model,
-            _operations=operations,
+            _segments=tuple(self._segment(*ends) for ends in itertools.pairwise(segments)),
+            _operations=self._in_order([*self.chain[kept_from:last], *copied]),
             _values_in=values_in,
             _values_out=values_out,
+        )
+
+    def _in_order(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
+        wanted = set(map(id, operations))
+        return tuple(operation for operation in self.model.operations if id(operation) in wanted)
+
+    def _segment(self, first: int, last: int) -> Segment:
+        model, own = self.model, self.chain[first:last]
+        inputs, copied = self.needs(own)
+        operations = self._in_order([*own, *copied])
+        made = {value for operation in operations for value in operation.outputs}
+        used = {value for operation in operations for value in operation.values}
+        rows = [row for rows in model.stacked.values() for row in rows]
+        behind = {*self.crossing[last], *rows, *(atom for atom in model.outputs if isinstance(atom, int))}
+        from_chain = {value for operation in own for value in operation.outputs}
+        return Segment(
+            operations,
+            tuple(sorted((inputs | used) - made - set(model.constants))),
+            tuple(sorted(behind & from_chain)),
         )
 
     def _pieces(self, inputs: set[int]) -> tuple[Piece, ...]:

@@ -14,7 +14,9 @@ from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import bytes_of, weak_shape_of
 from jax_passing.partitioning.plan import Plan, sum_of
 from jax_passing.partitioning.stages import Piece
+from jax_passing.partitioning.traced_model import Builder
 from jax_passing.pipelining.by_row import REMEDY, ByRow, Home
+from jax_passing.pipelining.passes import needed, part_of
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, put, send
 
@@ -66,8 +68,12 @@ class Homes:
         return self._plan.params_tree.unflatten(map(put, leaves, self._shardings))
 
     def init(self, function: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-        """Computes each row's parameters on the row, by programs from which XLA drops all that others need."""
-        shapes = self._plan.leaves_of_params(jax.eval_shape(function, *arguments))
+        """Computes each row's parameters on the row, by programs that have only the operations that these need."""
+        closed, made = jax.make_jaxpr(function, return_shape=True)(*arguments)
+        shapes = self._plan.leaves_of_params(made)
+        builder = Builder()
+        inputs = [builder.new(var.aval) for var in closed.jaxpr.invars]
+        outputs = builder.inline(closed.jaxpr, closed.consts, inputs)
         leaves: list[Any] = [None] * len(shapes)
         for row in self.rows:
             own = [number for number, home in enumerate(self._shardings) if home.mesh == row.mesh]
@@ -75,15 +81,15 @@ class Homes:
                 for number in own:
                     leaves[number] = elsewhere(shapes[number], self._shardings[number])
                 continue
-            given = jax.tree.map(lambda leaf, row=row: put(leaf, row), arguments)
+            given = [put(leaf, row) for leaf in jax.tree.leaves(arguments)]
             for group in _groups(own, [bytes_of(shape) for shape in shapes]):
-
-                def made(*given: Any, group: Sequence[int] = group) -> list[Any]:
-                    whole = jax.tree.leaves(function(*given))
-                    return [whole[number] for number in group]
-
-                arrays = jax.jit(made, out_shardings=[self._shardings[number] for number in group])(*given)
-                for number, array in zip(group, jax.block_until_ready(arrays), strict=True):
+                wanted = [outputs[number] for number in group]
+                part = part_of(needed(builder.operations, wanted), wanted, builder.constants)
+                program = jax.jit(
+                    lambda arrays, part=part: part(arrays), out_shardings=[self._shardings[number] for number in group]
+                )
+                arrays = jax.block_until_ready(program([given[value] for value in part.inputs]))
+                for number, array in zip(group, arrays, strict=True):
                     leaves[number] = array
         return self._plan.params_tree.unflatten(leaves)
 

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing.errors import UsageError
-from jax_passing.partitioning.search import Chain, Limits, Weight, best_cuts, slowest_share, stage_bytes, stage_s
+from jax_passing.partitioning.memory import Chain, Limits, Weight, segments_of
+from jax_passing.partitioning.search import best_cuts, slowest_share, stage_bytes, stage_s
 
 
 def random_chain(random, n):
@@ -28,6 +31,34 @@ def all_cuts(chain, stages):
     return itertools.combinations([position for position in range(1, n) if chain.may_cut[position]], stages - 1)
 
 
+def options(chain, limits, first, last, after):
+    """Yields (bytes, time) of the stage, if it computes nothing again, or its segments of any size up to any end."""
+    in_flight = min(limits.microbatches, after + 1)
+    yield by_hand(chain, first, last, in_flight), 0.0
+    for ends in segments_of(chain) if limits.remat else []:
+        transient = max(sum(chain.stash_bytes[begin:end]) for begin, end in itertools.pairwise(ends))
+        for end in {*(one for one in ends if first < one < last), last}:
+            begins = [first, *(one for one in ends if first < one < end)]
+            kept = sum(chain.cut_bytes[begin] for begin in begins) + sum(chain.stash_bytes[end:last])
+            again_s = sum(chain.compute_s[first:end]) * chain.forward_share
+            yield by_hand(chain, first, last, 0) + in_flight * kept + transient, again_s
+
+
+def slowest_of(chain, limits, stages, cuts):
+    """Returns the time of the slowest stage by the definition; infinite if one doesn't fit."""
+    times = []
+    for number, (first, last) in enumerate(itertools.pairwise((0, *cuts, len(chain.compute_s)))):
+        fitting = [
+            again_s
+            for held, again_s in options(chain, limits, first, last, stages - 1 - number)
+            if held <= limits.memory_bytes * (1 + 1e-12)
+        ]
+        compute_s = sum(chain.compute_s[first:last]) + min(fitting, default=math.inf)
+        sending_s = (chain.cut_bytes[first] + chain.cut_bytes[last]) / limits.link_bytes_per_s
+        times.append(max(compute_s, sending_s) if limits.overlap else compute_s + sending_s)
+    return max(times)
+
+
 def judged(chain, limits, stages, cuts):
     """Returns (time of the slowest stage, bytes that cross cuts); infinite if a stage doesn't fit."""
     ends = (0, *cuts, len(chain.compute_s))
@@ -35,7 +66,8 @@ def judged(chain, limits, stages, cuts):
     for number, (first, last) in enumerate(pairs):
         if stage_bytes(chain, limits, first, last, stages - 1 - number) > limits.memory_bytes:
             return math.inf, math.inf
-    return max(stage_s(chain, limits, *pair) for pair in pairs), sum(chain.cut_bytes[position] for position in cuts)
+    times = [stage_s(chain, limits, *pair, stages - 1 - number) for number, pair in enumerate(pairs)]
+    return max(times), sum(chain.cut_bytes[position] for position in cuts)
 
 
 @settings(max_examples=300, deadline=None)
@@ -47,13 +79,24 @@ def test_no_other_cuts_are_better(random, n, stages):
         overlap=random.random() < 0.5,
         memory_bytes=random.choice([math.inf, 12.0, 25.0]),
         microbatches=random.randint(1, 4),
+        remat=random.random() < 0.5,
     )
     best = min((judged(chain, limits, stages, cuts) for cuts in all_cuts(chain, stages)), default=(math.inf, 0.0))
     if math.isinf(best[0]):
         with pytest.raises(UsageError):
             best_cuts(chain, stages, limits)
     else:
-        assert judged(chain, limits, stages, best_cuts(chain, stages, limits)) == pytest.approx(best)
+        cuts = best_cuts(chain, stages, limits)
+        assert judged(chain, limits, stages, cuts) == pytest.approx(best)
+        assert slowest_of(chain, limits, stages, cuts) == pytest.approx(best[0])  # nothing less is computed again
+        for share in (0.1, 0.5):
+            allowed = [
+                (sent, slowest)
+                for slowest, sent in (judged(chain, limits, stages, cuts) for cuts in all_cuts(chain, stages))
+                if slowest <= best[0] * (1 + share) * (1 + 1e-12)
+            ]
+            traded = judged(chain, limits, stages, best_cuts(chain, stages, replace(limits, imbalance=share)))
+            assert traded[::-1] == pytest.approx(min(allowed))
     total = chain.compute_s.sum()
     slowest = min((judged(chain, Limits(), stages, cuts)[0] for cuts in all_cuts(chain, stages)), default=None)
     if total and slowest is not None:
@@ -62,9 +105,10 @@ def test_no_other_cuts_are_better(random, n, stages):
 
 
 def by_hand(chain, first, last, in_flight):
-    """Adds up bytes by the definition: each weight that is used once, and each stash `in_flight` times."""
+    """Adds up bytes by the definition: each weight that is used once, and `in_flight` times what is carried in and each
+    stash."""
     weights = sum(weight.bytes for weight in chain.weights if any(first <= use < last for use in weight.uses))
-    return weights + in_flight * sum(chain.stash_bytes[first:last])
+    return weights + in_flight * (chain.cut_bytes[first] + sum(chain.stash_bytes[first:last]))
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 9))
@@ -93,5 +137,21 @@ def test_too_few_positions():
 
 def test_too_little_memory():
     chain = Chain(np.ones(2), np.zeros(2), np.zeros(3), np.ones(3, bool), [Weight(100.0, (0,))])
-    with pytest.raises(UsageError, match="fits into 99 bytes"):
+    with pytest.raises(UsageError, match=r"fits into 99 bytes .* least possible is 100 bytes, .* Use remat=True, more"):
         best_cuts(chain, 2, Limits(memory_bytes=99.0))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(2, 9), st.integers(1, 3))
+def test_the_least_possible_memory_is_enough(random, n, stages):
+    chain = random_chain(random, n)
+    if sum(chain.may_cut[1:n]) < stages - 1:
+        return
+    least = Limits(memory_bytes=0.5, microbatches=3, remat=True)
+    try:
+        best_cuts(chain, stages, least)
+    except UsageError as error:
+        enough = float(re.search(r"least possible is (\S+) bytes, even", str(error))[1])
+        best_cuts(chain, stages, replace(least, memory_bytes=enough))
+        with pytest.raises(UsageError):
+            best_cuts(chain, stages, replace(least, memory_bytes=enough - 0.5))

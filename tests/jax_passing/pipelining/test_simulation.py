@@ -24,6 +24,7 @@ FACTS = StageFacts(
     busy_s=3.0,
     flops=0.0,
     params=0,  # the simulation uses the pieces
+    again_s=0.0,
     memory_bytes=0.0,
     sent_bytes=0.0,
     sent_count=1,
@@ -129,7 +130,7 @@ def test_a_schedule_for_another_plan():
 
 
 def test_the_example_of_the_docs(capsys):
-    pairs = pairwise(blocks(page("pipelines.md")))
+    pairs = pairwise(blocks(page("scale.md")))
     program, printed = next(pair for pair in pairs if "jax_passing.simulate" in pair[0].text)
     exec(compile(program.text, "simulated.py", "exec"), {})
     assert capsys.readouterr().out == printed.text

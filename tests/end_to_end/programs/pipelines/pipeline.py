@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.training.dynamic_scale import DynamicScale
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
@@ -55,6 +56,18 @@ def main() -> None:
 
         for schedule in ("gpipe", "1f1b", "zb-h1", "interleaved"):
             check(mesh, schedule, 2 * STAGES if schedule == "interleaved" else STAGES)
+        # The first two layers are frozen. Then the last host has a batch that isn't finite, and no host's step is.
+        plan = jax_passing.partition(loss, params, shapes, stages=STAGES, frozen=[True] * 2 + [False] * 4)
+        step = jax_passing.pipeline(plan, mesh, microbatches=MICROBATCHES)
+        x, y = everyone[session.rank]
+        scale, is_finite, _, gradients = step.scaled(DynamicScale(), step.place(params), (x, y))
+        assert (is_finite, int(scale.fin_steps)) == (True, 1)
+        assert gradients[:2] == [None, None]
+        for one, other in zip(gradients[2:], expected_gradients[2:], strict=True):
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 * largest)
+        y = y * np.float32(np.inf if session.rank == session.world_size - 1 else 1)
+        scale, is_finite, _, _ = step.scaled(scale, step.place(params), (x, y))
+        assert (is_finite, float(scale.scale)) == (False, 32768.0)
         if width == 2:  # each layer on two devices
             in_layers = jax.sharding.Mesh(devices.reshape(1, 2, 2), ("stage", "data", "model"))
             check(in_layers, "zb-h1", 1, param_specs=[P(None, "model"), P("model")] * 3)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flax.training.dynamic_scale import DynamicScale
 
 import jax_passing
 
@@ -103,6 +104,13 @@ def main(layout: str) -> None:
             np.testing.assert_allclose([np.mean(losses), np.mean(of_each["mean"])], [value, mean], rtol=1e-5)
             assert int(np.asarray(of_each["most"])[-1]) == int(last["most"])
             np.testing.assert_allclose(step.global_norm(found_gradients), norm, rtol=1e-5)
+            scale, is_finite, _, scaled_gradients = step.scaled(DynamicScale(), placed, own)
+            assert (is_finite, int(scale.fin_steps)) == (True, 1)
+            for gradient, same in zip(*map(jax.tree.leaves, (found_gradients, scaled_gradients)), strict=True):
+                for one, other in zip(gradient.addressable_shards, same.addressable_shards, strict=True):
+                    np.testing.assert_array_equal(one.data, other.data)  # the scale is a power of two
+            broken = {**own, "y": own["y"] * (np.inf if rank == count - 1 else 1)}  # seen by the last stage alone
+            assert not step.scaled(scale, placed, broken)[1]
             updates, _ = optimizer.update(found_gradients, state, value=found)
             moved = optax.apply_updates(placed, updates)
             pairs = zip(*map(jax.tree.leaves, (found_gradients, gradients, moved, placed)), strict=True)
