@@ -5,9 +5,11 @@
 // s = min(30-h-E, 149).
 //   Range. |q| <= 2^(30-h), as 2^(30-h) is itself an integer; so |sum of q| <= 2^h * 2^(30-h) = 2^30 < 2^31: the sum
 //   modulo 2^32, read as int32, is the sum, with a bit to spare.
-//   Error. The product is exact in double: x has 24 bits and lies between 2^-149 and 2^128, the scale between 2^-108
-//   and 2^149 (E up to 128, h to 10). Rounding to an integer is off by 1/2 at most, each rank by 2^(E-31+h), the sum
-//   by H * 2^(E-31+h); by 0 where s = 149, as every float is a multiple of 2^-149.
+//   Error. The product is exact in float32, or its integer is 0: x has 24 bits, and is multiplied by 2^a, then 2^b, s =
+//   a + b, each about half of s. s lies between -108 and 149 (E up to 128, h to 10), so both are normal numbers. If s
+//   is positive no product is less than x, nor more than 2^30; else what falls below 2^-126, and may lose bits, is 0
+//   rounded. Rounding to an integer is off by 1/2 at most, each rank by 2^(E-31+h), the sum by H * 2^(E-31+h); by 0
+//   where s = 149, as every float is a multiple of 2^-149.
 //   Decoding: the sum is rounded once to the dtype's 24 or 11 bits, half a step more. The product with 2^-s is
 //   exact, since s <= 149 leaves no bit below the last of a denormal; or infinite.
 //   Exact. An element of 24 bits and |x| >= 2^(E-7+h) has its last bit at 2^(E-30+h) or above, so q is exact.
@@ -277,7 +279,8 @@ uint8_t EncodeLanes(const ElementFormat& format, std::span<const void* const> in
         });
       } else {
         const Scale scale(exponent, Shift32(exponent, headroom_bits));
-        finite = kernels::EncodeFloat32(elements, count, scale.a * scale.b, lanes);
+        finite =
+            kernels::EncodeFloat32(elements, count, static_cast<float>(scale.a), static_cast<float>(scale.b), lanes);
       }
     } else if constexpr (std::is_same_v<Wide, double>) {
       const int low_bits = 31 - static_cast<int>(headroom_bits);

@@ -38,15 +38,26 @@ PASSING_CLONES typename Bits<Wide>::Int LargestMagnitude(const void* elements, s
 inline constexpr double kRounder = 0x1.8p52;
 inline uint64_t RoundedBits(double y) { return std::bit_cast<uint64_t>(y + kRounder); }  // rounds
 
-// Returns whether all elements are finite; those that are not become 0.
-static PASSING_CLONES bool EncodeFloat32(const void* elements, size_t count, double scale, uint8_t* __restrict lanes) {
+// The nearest integer, ties to even. GCC vectorises it, but lrint only to 64 bits.
+inline int32_t RoundedInteger(float y) {
+#if defined(__GNUC__) && !defined(__clang__)
+  return __builtin_irintf(y);  // rounds
+#else
+  return static_cast<int32_t>(__builtin_lrintf(y));  // rounds
+#endif
+}
+
+// The scale comes as two factors since it may exceed a float. Returns whether all elements are finite; those that are
+// not become 0.
+static PASSING_CLONES bool EncodeFloat32(const void* elements, size_t count, float scale_a, float scale_b,
+                                         uint8_t* __restrict lanes) {
   int32_t largest = 0;
   for (size_t i = 0; i < count; ++i) {
     int32_t bits = Load<int32_t>(elements, i);
     const int32_t magnitude = bits & Bits<float>::kMagnitude;
     largest = std::max(largest, magnitude);
     bits = Select(magnitude < Bits<float>::kInfinity, bits, 0);
-    StoreLane(lanes, i, static_cast<uint32_t>(RoundedBits(double{std::bit_cast<float>(bits)} * scale)));
+    StoreLane(lanes, i, static_cast<uint32_t>(RoundedInteger(std::bit_cast<float>(bits) * scale_a * scale_b)));
   }
   return largest < Bits<float>::kInfinity;
 }
