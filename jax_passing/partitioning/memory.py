@@ -38,6 +38,7 @@ class Chain:
       may_cut: by position, whether a cut may be there.
       weights: the parameters.
       forward_share: by operation, the forward pass's share of its time.
+      work_bytes: by operation, the bytes that its backward pass takes besides what is kept.
     """
 
     compute_s: Floats
@@ -46,6 +47,7 @@ class Chain:
     may_cut: NDArray[np.bool_]
     weights: Sequence[Weight] = field(default=())
     forward_share: Floats | float = 1 / 3
+    work_bytes: Floats | float = 0.0
 
     def __post_init__(self) -> None:
         n = len(self.compute_s)
@@ -102,6 +104,7 @@ def held_by_stages(chain: Chain, limits: Limits, positions: NDArray[np.int64], s
     """Returns what stages between these positions hold, if `stages_after` come after them: with as little computed
     again as the memory allows."""
     weights, stash = stage_memory(chain, positions)
+    weights += _largest(np.broadcast_to(chain.work_bytes, chain.compute_s.shape), positions)
     in_flight = limits.in_flight(stages_after)
     bytes_ = weights + in_flight * (stash + chain.cut_bytes[positions][:, None])
     fits = bytes_ <= limits.memory_bytes
@@ -189,6 +192,15 @@ def _segments(stash: bytes, crossing: bytes, sizes: tuple[float, ...]) -> list[t
             ends.append(int(before[ends[-1]]))
         found.append(tuple(ends[::-1]))
     return found
+
+
+def _largest(sizes: Floats, positions: NDArray[np.int64]) -> Floats:
+    """Returns at [a, b] the largest size of the operations between positions a and b; 0 if there are none."""
+    largest = np.zeros((len(positions), len(positions)))
+    for row, position in enumerate(positions):
+        running = np.maximum.accumulate(np.concatenate([[0.0], sizes[position:]]))
+        largest[row] = running[np.maximum(positions - position, 0)]
+    return largest
 
 
 def stage_memory(chain: Chain, positions: NDArray[np.int64]) -> tuple[Floats, Floats]:

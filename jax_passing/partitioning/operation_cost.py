@@ -21,15 +21,20 @@ class OperationCost:
     Attributes:
       forward, backward: of its result, and of its derivative, without gradients that nothing needs.
       stash_bytes: the part of a microbatch kept from its forward to its backward pass, as JAX's derivative keeps it.
+      work_bytes: the gradients that its backward pass takes and makes; of several operations, the most.
     """
 
     forward: Cost = field(default_factory=Cost)
     backward: Cost = field(default_factory=Cost)
     stash_bytes: float = 0.0
+    work_bytes: float = 0.0
 
     def __add__(self, other: "OperationCost") -> "OperationCost":
         return OperationCost(
-            self.forward + other.forward, self.backward + other.backward, self.stash_bytes + other.stash_bytes
+            self.forward + other.forward,
+            self.backward + other.backward,
+            self.stash_bytes + other.stash_bytes,
+            max(self.work_bytes, other.work_bytes),
         )
 
 
@@ -131,4 +136,6 @@ def _derivative_of(operation: Operation, shapes: Sequence[Any], wanted: Sequence
     index_of = {id(var): index for index, var in enumerate(jaxpr.invars)}
     own_bytes = sum(bytes_of(atom.aval) for number, atom in residuals.items() if number not in index_of)
     kept = tuple(index_of[number] for number in residuals if number in index_of)
-    return _Derivative(OperationCost(forward, backward, own_bytes), kept)
+    given = sum(bytes_of(shape) for wants, shape in zip(wanted, shapes, strict=True) if wants)
+    work_bytes = given + sum(bytes_of(aval) for aval in traced.out_avals)
+    return _Derivative(OperationCost(forward, backward, own_bytes, work_bytes), kept)

@@ -27,7 +27,7 @@ class StageFacts:
       busy_s: time of both passes, with sending and receiving.
       flops: operations of both passes.
       params: number of elements of its parameters.
-      memory_bytes: parameters, gradients, the optimiser's state and stashes.
+      memory_bytes: parameters, gradients, the optimiser's state, stashes, and gradients of its largest operation.
       sent_bytes, sent_count: bytes and number of arrays that go to the next stage in a forward pass.
     """
 

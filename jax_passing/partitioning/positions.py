@@ -67,9 +67,11 @@ def notes_on_bytes(chain: Chain, stages: int, limits: Limits, cuts: tuple[int, .
         )
         for each in (cuts, others)
     )
+    percent = 100 * (slower / slowest - 1)
+    longer = f"{percent:.1f} %" if percent >= 0.05 else "hardly"
     return (
         f"With imbalance={TRADED} stages would send {less / 1e6:.3g} MB in place of {sent / 1e6:.3g} MB of a "
-        f"microbatch, and the slowest one would take {100 * (slower / slowest - 1):.2g} % longer.",
+        f"microbatch, and the slowest one would take {longer} longer.",
     )
 
 

@@ -71,11 +71,13 @@ def test_stages_fit_and_keep_what_the_plan_says(stages, loss):
         kept = sum(bytes_of(passes.backward_shapes[value]) for value in (*passes.kept, *passes.carried))
         weights = 4 * sum(map(bytes_of, held))  # with gradients and two copies
         really = weights + min(MICROBATCHES, stages - number) * kept
-        assert really <= facts.memory_bytes * 1.001
+        given = [passes.backward_shapes[value] for value in passes.whole.inputs]
+        compiled = jax.jit(lambda arrays, passes=passes: passes.whole(arrays)).lower(given).compile()
+        temporary = compiled.memory_analysis().temp_size_in_bytes
+        # XLA copies the rows of scans, and here it fuses nothing.
+        assert really + (0 if loss is over_stacked else temporary) <= facts.memory_bytes
         # The flops are those of the passes. JAX doesn't compute again what no derivative needs, such as the last sum.
-        given = list(passes.backward_shapes[: passes.coming.stop])
-        backward = jax.make_jaxpr(lambda arrays, passes=passes: passes.whole([arrays[v] for v in passes.whole.inputs]))
-        flops = cost_of_jaxpr(backward([*given, jnp.float32(1)])).flops
+        flops = cost_of_jaxpr(jax.make_jaxpr(lambda arrays, passes=passes: passes.whole(arrays))(given)).flops
         forward = facts.flops * facts.forward_s / facts.compute_s
         assert 0.8 * facts.flops < flops + forward < 1.02 * facts.flops
     right = jax.jit(jax.value_and_grad(loss, has_aux=has_aux))(params, one)

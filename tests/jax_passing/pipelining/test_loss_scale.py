@@ -49,7 +49,7 @@ def mean_loss(params, batch):
     return jnp.mean(jax.vmap(lambda rows: loss(params, rows))(batch.reshape(MICROBATCHES, ROWS, WIDTH)))
 
 
-@pytest.mark.parametrize(("stages", "schedule"), [(2, "1f1b"), (3, "zb-h1")])
+@pytest.mark.parametrize(("stages", "schedule"), [pytest.param(2, "1f1b", marks=pytest.mark.slow), (3, "zb-h1")])
 def test_scales_and_skipped_steps_are_those_of_one_device(stages, schedule):
     """A scale that is too large overflows; one row of the third batch is infinite, which only one microbatch sees."""
     step, params, batch = made(stages, schedule)
