@@ -146,8 +146,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
             (pass_t.LOW, _, _): refuse_step(slot_step_t.READ);
             (pass_t.HIGH, 0, _): refuse_step(slot_step_t.STALE);
             (pass_t.HIGH, _, _): refuse_step(slot_step_t.READ);
-            (pass_t.ASK, 0, _): refuse_step(slot_step_t.STALE);
-            (pass_t.ASK, _, _): refuse_step(slot_step_t.READ);
+            (pass_t.ASK, 1 &&& NOT_NEW, lane_format_t.SUM_INT32): refuse_step(slot_step_t.READ);
         }
         const default_action = refuse_step(slot_step_t.STALE);
         size = 16;
@@ -171,6 +170,7 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
             (pass_t.FIRST, NEW &&& NEW, _): begin_bitmap_left();
             (pass_t.FIRST, 1, lane_format_t.SUM_INT32): join_bitmap_left();
             (pass_t.FIRST, 2, lane_format_t.MAX_INT32): join_bitmap_left();
+            (pass_t.ASK, 1 &&& NOT_NEW, lane_format_t.SUM_INT32): join_bitmap_left();  // its worker is none
             (pass_t.ANSWER, 1 &&& NOT_NEW, lane_format_t.SUM_INT32): answer_bitmap_left();
             (pass_t.ANSWER, 2 &&& NOT_NEW, lane_format_t.MAX_INT32): answer_bitmap_left();
         }
@@ -249,7 +249,9 @@ control SlotCheck(inout headers_t hdr, inout metadata_t meta) {
 
             (slot_step_t.READ, _, _, _, pass_t.LOW): read_on(lanes_step_t.ADD);
             (slot_step_t.READ, _, _, _, pass_t.HIGH): read_on(lanes_step_t.HIGH);
-            (slot_step_t.READ, _, _, _, pass_t.ASK): refuse(verdict_t.STALE);  // unless nobody needs it
+            // Unless nobody needs the lanes.
+            (slot_step_t.READ, _, 0, _, pass_t.ASK): refuse(verdict_t.DUPLICATE);
+            (slot_step_t.READ, _, _, _, pass_t.ASK): refuse(verdict_t.STALE);
         }
         const default_action = refuse(verdict_t.STALE);
         size = 32;

@@ -7,7 +7,7 @@ import pytest
 from jax_passing.conformance import run
 from jax_passing.conformance.exchanges.model import Job, Parent
 from jax_passing.protocol.packet import EVERY_WORKER, RESULT, Packet, decode
-from support.net.frames import ARP, BROADCAST, ICMP, IPV4, TCP, arp, echo, ethernet, ipv4
+from support.net.frames import ARP, BROADCAST, ICMP, IPV4, TCP, UDP, arp, echo, ethernet, ipv4, udp
 from support.p4 import tna_model
 
 pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
@@ -102,3 +102,15 @@ def test_other_traffic_goes_by_mac_address(switch):
     assert switch.on_frame(for_other, PORT) == ("flooded", for_other)
     to_us = ethernet(HOST[0], OWN_MAC, IPV4, ipv4(HOST[1], tna_model.OWN_IP, TCP, b"data"))
     assert switch.on_frame(to_us, PORT) is None
+
+
+@pytest.mark.parametrize("is_bare", [False, True])
+@pytest.mark.parametrize(("more", "verdict"), [(0, "complete"), (4, "malformed")])
+def test_ip_says_how_long_a_packet_is(is_bare, more, verdict):
+    switch = tna_model.Tofino(1)
+    switch.add_job(Job(3, 11, 8, 4, ("A0",)), {"A0": (HOST[1], 1024)})
+    packet = Packet(job=3, epoch=11, slot=9, lanes=(1,) * tna_model.LANES)
+    data = udp(1024, tna_model.UDP_PORT, (packet.without_lanes() if is_bare else packet).encode())
+    to_us = ipv4(HOST[1], tna_model.OWN_IP, UDP, data, total_bytes=20 + len(data) + more)
+    switch.on_frame(ethernet(HOST[0], OWN_MAC, IPV4, to_us), PORT)
+    assert switch.verdicts() == {verdict: 1}

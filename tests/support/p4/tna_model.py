@@ -1,6 +1,7 @@
 """p4/tna as a device of the conformance tests: its program interpreted, its tables filled as for a Tofino."""
 
 import struct
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -90,16 +91,18 @@ class Tofino:
 
     def on_packet(self, data: bytes, source: tuple[str, int]) -> tuple[str, list[tuple[object, bytes]]]:
         """The verdict, and what goes to whom."""
-        counts = self._ingress.members["verdicts"].counts
-        before = dict(counts)
+        before = self.verdicts()
         packet = ipv4(source[0], OWN_IP, UDP, udp(source[1], UDP_PORT, data))
         try:
             sent = self._pass(ethernet(HOST_MAC, OWN_MAC, IPV4, packet), HOST_PORT)
         except TooShortError:
             return "malformed", []  # the parser fails, and drops it
-        (verdict,) = (index for index in counts if counts[index] != before.get(index, 0))
-        assert sum(counts.values()) == sum(before.values()) + 1
-        return VERDICTS[verdict], [self._addressed(frame) for _, frame in sent]
+        (verdict,) = (self.verdicts() - before).elements()
+        return verdict, [self._addressed(frame) for _, frame in sent]
+
+    def verdicts(self) -> Counter[str]:
+        counts = self._ingress.members["verdicts"].counts
+        return Counter({VERDICTS[index]: count for index, count in counts.items()})
 
     def on_frame(self, frame: bytes, port: int) -> tuple[int | str, bytes] | None:
         """Handles ordinary traffic, and answers as a host. Returns the port, or "flooded", and the frame."""
