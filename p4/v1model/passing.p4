@@ -17,11 +17,11 @@
 control CheckSums(inout headers_t hdr, inout metadata_t meta) {
     apply {
         verify_checksum(hdr.udp.isValid(), IPV4_FIELDS(hdr.ipv4), hdr.ipv4.checksum, HashAlgorithm.csum16);
-        bool summed = meta.well_formed == 1 && hdr.udp.checksum != 0;  // 0: the sender left it out
-        bool has_lanes = hdr.lanes.isValid();
-        // Over the checksum as well, which leaves 0: UDP writes a checksum of 0 as 0xFFFF.
-        verify_checksum(summed && has_lanes, { UDP_FIELDS(hdr) }, meta.zero, HashAlgorithm.csum16);
-        verify_checksum(summed && !has_lanes, { BARE_UDP_FIELDS(hdr) }, meta.zero, HashAlgorithm.csum16);
+        // A checksum of 0: the sender left it out. Over the checksum as well, which leaves 0: UDP writes 0 as 0xFFFF.
+        verify_checksum(meta.well_formed == 1 && hdr.udp.checksum != 0 && hdr.lanes.isValid(), { UDP_FIELDS(hdr) },
+                        meta.zero, HashAlgorithm.csum16);
+        verify_checksum(meta.well_formed == 1 && hdr.udp.checksum != 0 && !hdr.lanes.isValid(),
+                        { BARE_UDP_FIELDS(hdr) }, meta.zero, HashAlgorithm.csum16);
     }
 }
 
