@@ -1,6 +1,7 @@
-"""Sums over a star of rate-limited links: jax_passing.psum beside what users have today, in turns and checked.
+"""Collectives over a star of rate-limited links: jax_passing beside what users have today, in turns and checked.
 
     sudo python benchmarks/star/star.py --hosts 4 --gbit 1 --mebibytes 64 --contenders passing,gloo,openmpi-ring
+    sudo python benchmarks/star/star.py --hosts 4 --collective both --contenders passing,for-jax,gloo,openmpi
 
 Builds the star from network namespaces (root only), starts every contender's processes once, lets them sum in turns,
 checks every element of every result, prints a table, and removes everything that it made. Open MPI's ranks need
@@ -20,6 +21,7 @@ import star_loss
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from star_collectives import COLLECTIVES
 from star_contenders import CONTENDERS
 from star_network import StarError, StarNetwork
 from star_running import Running, Sample, Tensors
@@ -67,8 +69,12 @@ class Case:
             wrong=self.wrong,
             in_place=running.name not in ("openmpi", "openmpi-ring"),
             line_rate_bits_per_s=gbit * 1e9 or None,
-            limit_s=running.contender.limit_s(self.tensors.size, running.hosts, gbit),
-            predicted_s=running.contender.predicted_s(self.tensors, running.hosts, gbit),
+            limit_s=running.contender.limit_s(running.collective, self.tensors.size, running.hosts, gbit),
+            predicted_s=(
+                running.contender.predicted_s(self.tensors, running.hosts, gbit)
+                if running.collective == "psum"
+                else None
+            ),
         )
 
     def cpu_ns_per_kb(self) -> tuple[float, float]:
@@ -121,12 +127,12 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Cas
         runnings = []
         for name in names:
             status.update(f"starting {name}")
-            running = Running(name, CONTENDERS[name], star, hosts)
+            running = Running(name, CONTENDERS[name], star, hosts, arguments.collective)
             running.contender.start(running)
             running.connect(listener)
             runnings.append(running)
         cases = []
-        for tensors in sums_of(arguments):
+        for tensors in sums_of(arguments, hosts):
             cases += measure(runnings, tensors, arguments, status)
         show(cases, arguments, console)
         if arguments.loss:
@@ -141,16 +147,20 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Cas
     return cases
 
 
-def sums_of(arguments: argparse.Namespace) -> list[Tensors]:
+def sums_of(arguments: argparse.Namespace, hosts: int) -> list[Tensors]:
     element = 2 if arguments.dtype == "bfloat16" else 4
     if arguments.tree == "gpt2":
         return [Tensors(GPT2, arguments.dtype)]
-    return [Tensors((max(1, int(size * 2**20 / element)),), arguments.dtype) for size in arguments.mebibytes]
+    # Each of up to two devices a host has a part of what is scattered or gathered.
+    parts = 1 if arguments.collective == "psum" else 2 * hosts
+    counts = (max(1, int(size * 2**20 / element / parts)) * parts for size in arguments.mebibytes)
+    return [Tensors((count,), arguments.dtype) for count in counts]
 
 
 def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console) -> None:
     hosts, gbit = cases[0].running.hosts, arguments.gbit
-    title = f"{hosts} hosts, links of {gbit:g} Gbit/s" if gbit else f"{hosts} hosts, links not shaped"
+    title = f"{arguments.collective}, {hosts} hosts, "
+    title += f"links of {gbit:g} Gbit/s" if gbit else "links not shaped"
     if arguments.loss:
         title += f", {arguments.loss:.2%} lost each way"
     console.print(table.table([case.row() for case in cases], title))
@@ -214,6 +224,7 @@ def main() -> None:
     add("--mebibytes", type=_numbers, default=[64.0], help="size of a sum, one or several: 0.001,1,64")
     add("--dtype", choices=("float32", "bfloat16", "int32"), default="float32", help="bfloat16: not in MPI")
     add("--tree", choices=("gpt2",), help="sums the gradients of GPT-2 small instead: 148 leaves")
+    add("--collective", choices=COLLECTIVES, default="psum", help="both: psum_scatter and all_gather at once")
     add("--contenders", type=_contenders, default=["passing", "gloo"], help=f"of {','.join(CONTENDERS)}")
     add("--rounds", type=int, default=5, help="in which all take turns")
     add("--iterations", type=int, default=3, help="of each contender in each round")
@@ -224,6 +235,9 @@ def main() -> None:
     add("--json", metavar="PATH", help="writes every time")
     add("--plot", metavar="PATH", help="draws time over size and over hosts (PNG)")
     arguments = parser.parse_args()
+    alone = [name for name in arguments.contenders if CONTENDERS[name].others is None]
+    if arguments.collective != "psum" and (alone or arguments.tree):
+        parser.error(f"--collective {arguments.collective}: not with {', '.join(alone) or '--tree'}")
     console = Console(width=None if sys.stdout.isatty() else 180)
     try:
         if arguments.plot:

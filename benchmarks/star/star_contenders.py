@@ -7,6 +7,7 @@ knows the headers: 1502 bytes of frame for 1440 of ours, and exponents; 1514 for
 import sys
 from collections.abc import Callable, Sequence
 
+from star_collectives import by_gloo, by_unicast, directly, for_jax, in_network
 from star_network import SWITCH
 from star_running import FOLDER, Contender, Running
 
@@ -65,6 +66,11 @@ def in_rack(hosts: int, devices: int) -> float:
 def start_ebpf(running: Running) -> None:
     """Our switch with its data plane in the kernel."""
     start_passing(running, "--data-plane", "ebpf", "--device", "bridge")
+
+
+def start_by_unicast(running: Running) -> None:
+    """The switch sends each host its own results."""
+    start_passing(running, "--no-multicast")
 
 
 def start_with_a_key(running: Running) -> None:
@@ -253,19 +259,20 @@ def start_mpi4jax(running: Running) -> None:
 
 
 CONTENDERS = {
-    "passing": Contender("jax_passing.psum", start_passing, once, "passing"),
-    "key": Contender("jax_passing.psum, with a key", start_with_a_key, once, "passing"),
+    "passing": Contender("jax_passing", start_passing, once, "passing", others=in_network),
+    "unicast": Contender("jax_passing, unicast", start_by_unicast, once, "passing", others=by_unicast),
+    "key": Contender("jax_passing, with a key", start_with_a_key, once, "passing", others=in_network),
     "checked": Contender("jax_passing.psum, sums checked", start_checked, once, "passing"),
     "confidential": Contender("jax_passing.psum, confidential", start_confidential, once, "passing"),
     "ebpf": Contender("jax_passing.psum, switch in eBPF", start_ebpf, once, "passing"),
     "int16": Contender("jax_passing.psum, wire_dtype int16", start_int16, narrow(16), "passing", wire_dtype="int16"),
     "int8": Contender("jax_passing.psum, wire_dtype int8", start_int8, narrow(8), "passing", wire_dtype="int8"),
     "int4": Contender("jax_passing.psum, wire_dtype int4", start_int4, narrow(4), "passing", wire_dtype="int4"),
-    "passing-l2": Contender("jax_passing.psum", start_passing, once, "passing", 2),
-    "for-jax": Contender("lax.psum over our switch", start_for_jax, once, "passing"),
-    "gloo": Contender("lax.psum over gloo", start_gloo, ring, "native"),
+    "passing-l2": Contender("jax_passing", start_passing, once, "passing", 2, others=in_network),
+    "for-jax": Contender("jax.lax over our switch", start_for_jax, once, "passing", others=for_jax),
+    "gloo": Contender("jax.lax over gloo", start_gloo, ring, "native", others=by_gloo),
     "udp-echo": Contender("UDP echo, no sum", start_echo, once, None),
-    "openmpi": Contender("Open MPI", start_openmpi, ring, None),
+    "openmpi": Contender("Open MPI", start_openmpi, ring, None, others=directly),
     "openmpi-ring": Contender("Open MPI, ring", start_openmpi_ring, ring, None),
     "flat-l2": Contender("flat, every device a rank", start_passing, once_a_device, "flat", 2),
     "mpi4jax": Contender("mpi4jax", start_mpi4jax, ring, None),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from star_collectives import Traffic
 from star_network import END_S, SWITCH, StarError, StarNetwork
 
 from jax_passing.predict.cluster import Cluster
@@ -31,6 +32,7 @@ class Contender:
       label: in tables and plots.
       start: starts its processes.
       traffic: bytes on the busiest link over bytes of the sum, from hosts and devices per host.
+      others: the same of collectives, from their names and hosts; None: it has no other than psum.
       strategy: what the planner calls it; None: it has no prediction.
       devices: of each host.
       switch_hosts: where our switches stand, from the number of hosts; from that number on it's a machine of their own.
@@ -43,10 +45,15 @@ class Contender:
     devices: int = 1
     switch_hosts: Callable[[int], Sequence[int]] = lambda hosts: [SWITCH]
     wire_dtype: str = "full"
+    others: Traffic | None = None
 
-    def limit_s(self, size: int, hosts: int, gbit: float) -> float | None:
+    def limit_s(self, collective: str, size: int, hosts: int, gbit: float) -> float | None:
         """None on links that aren't shaped."""
-        return size * 8 / (gbit * 1e9) * self.traffic(hosts, self.devices) if gbit else None
+        if not gbit:
+            return None
+        if collective != "psum" and self.others is not None:
+            return size * 8 / (gbit * 1e9) * self.others(collective, hosts)
+        return size * 8 / (gbit * 1e9) * self.traffic(hosts, self.devices)
 
     def predicted_s(self, tensors: "Tensors", hosts: int, gbit: float) -> float | None:
         """Returns the planner's prediction, given that all hosts share this machine's processors."""
@@ -108,6 +115,7 @@ class Running:
     contender: Contender
     star: StarNetwork
     hosts: int
+    collective: str = "psum"
     processes: list[tuple[str, subprocess.Popen[bytes]]] = field(default_factory=list)
     connections: list[TextIO] = field(default_factory=list)
 
@@ -138,6 +146,7 @@ class Running:
     def worker(self, program: str, *arguments: str) -> list[str]:
         """The command line of a rank."""
         common = ["--orders", str(self.star.folder / "orders"), "--contender", self.name, "--ranks", str(self.ranks)]
+        common += ["--collective", self.collective]
         return [sys.executable, str(FOLDER / "star_worker.py"), program, *common, *arguments]
 
     @property

@@ -10,80 +10,24 @@ import socket
 import struct
 import time
 import warnings
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TextIO
 
+from star_collectives import COLLECTIVES, Piece, carry_out, gets, gives
 from star_echo import make_roomy
+from star_program import Leaves, Program, tolerance, value, value_sum
 
 ECHO_DATAGRAM_BYTES = 1440
 ECHO_BYTES_MAX = 65536
 
 
-@dataclass(frozen=True)
-class Leaves:
-    """The leaves of the pytree that is summed: their numbers of elements, and their type."""
-
-    elements: tuple[int, ...]
-    dtype: str
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """First element and number of elements of each leaf."""
-        return [(sum(self.elements[:i]), elements) for i, elements in enumerate(self.elements)]
-
-
-class Program(ABC):
-    """A contender's work in one process."""
-
-    @abstractmethod
-    def prepare(self, leaves: Leaves, iteration: int) -> Any:
-        """The local input of a sum."""
-
-    @abstractmethod
-    def sum(self, x: Any) -> Any:
-        """Returns when the sum is there."""
-
-    @abstractmethod
-    def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
-        """Counts the elements that aren't what they must be."""
-
-    def close(self) -> None:  # noqa: B027
-        """Leaves in order, if there is something to leave."""
-
-
-# Integers that vary by element, iteration and member (a device that adds something), scattered so that a chunk in a
-# wrong offset shows, small enough that every sum is exact, and with a sum in closed form. In uint32, which wraps.
-VALUES = {"float32": 1009, "int32": 1009, "bfloat16": 11}  # of 16 members, at most 40 * 1008 + 120 and 16 * 10 + 8
-
-
-def value(np: Any, index: Any, member: Any, iteration: Any, dtype: str) -> Any:
-    scattered = (index * np.uint32(2654435761) + iteration * np.uint32(40503) >> 12) % VALUES[dtype]
-    if dtype == "bfloat16":  # eight bits hold integers up to 256
-        return scattered + member % 2
-    return scattered * (member % 4 + 1) + member
-
-
-def value_sum(np: Any, index: Any, members: int, iteration: Any, dtype: str) -> Any:
-    scattered = (index * np.uint32(2654435761) + iteration * np.uint32(40503) >> 12) % VALUES[dtype]
-    if dtype == "bfloat16":
-        return scattered * members + members // 2
-    return scattered * sum(member % 4 + 1 for member in range(members)) + members * (members - 1) // 2
-
-
-def tolerance(wire_dtype: str, ranks: int) -> float:
-    """Returns by how much a sum may be off (docs/internals/fixed_point.md): nothing, unless it travels on few bits."""
-    if wire_dtype == "full":
-        return 0.0
-    largest = (2 ** (int(wire_dtype.removeprefix("int")) - 1) - 1) // ranks
-    return ranks * 2 * (4 * VALUES["float32"] + ranks) / largest
-
-
 class JaxProgram(Program):
-    """A psum in a jitted shard_map over a mesh of this process's devices, or of all processes' with `spans`."""
+    """The collective of `operations` in a jitted shard_map over a mesh of this process's devices, or of all processes'
+    with `spans`."""
 
-    def __init__(self, arguments: argparse.Namespace, psum: Any, spans: bool = False) -> None:
+    def __init__(self, arguments: argparse.Namespace, operations: Any, spans: bool = False) -> None:
         import jax
         import jax.numpy as jnp
         from jax.sharding import PartitionSpec as P
@@ -94,16 +38,24 @@ class JaxProgram(Program):
         mesh = jax.sharding.Mesh(jax.devices() if spans else jax.local_devices(), ("d",))
         first = 0 if spans else arguments.rank * local
 
-        def index(part: tuple[int, int]) -> Any:
-            return jnp.arange(part[1], dtype=jnp.uint32) + jnp.uint32(part[0])
+        collective = arguments.collective
+
+        def pieces(of: Any, leaves: Leaves, index: Any) -> list[Piece]:
+            return [piece for part in leaves.ranges() for piece in of(collective, *part, index, members)]
+
+        def values(piece: Piece, iteration: Any, dtype: str) -> Any:
+            start, length, member = piece
+            index = jnp.arange(length, dtype=jnp.uint32) + jnp.uint32(start)
+            if member is None:
+                return value_sum(jnp, index, members, iteration, dtype)
+            return value(jnp, index, jnp.uint32(member), iteration, dtype)
 
         def make(leaves: Leaves, iteration: Any) -> Any:
-            member = (first + jax.lax.axis_index("d")).astype(jnp.uint32)
-            made = [value(jnp, index(part), member, iteration, leaves.dtype) for part in leaves.ranges()]
-            return [x.astype(leaves.dtype) for x in made]
+            given = pieces(gives, leaves, (first + jax.lax.axis_index("d")).astype(jnp.uint32))
+            return [values(piece, iteration, leaves.dtype).astype(leaves.dtype) for piece in given]
 
-        def count(out: Any, iteration: Any, leaves: Leaves) -> Any:
-            expected = [value_sum(jnp, index(part), members, iteration, leaves.dtype) for part in leaves.ranges()]
+        def count(out: Any, index: Any, iteration: Any, leaves: Leaves) -> Any:
+            expected = [values(piece, iteration, leaves.dtype) for piece in pieces(gets, leaves, index)]
             pairs = zip(out, expected, strict=True)
             if allowed:
                 return sum(jnp.sum(abs(x - right.astype(x.dtype)) > allowed, dtype=jnp.int32) for x, right in pairs)
@@ -112,14 +64,17 @@ class JaxProgram(Program):
         def mapped(f: Any, in_specs: Any, out_specs: Any) -> Any:
             return jax.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
 
+        self._first = arguments.rank * local
         self._uint32 = jnp.uint32
         self._block = jax.block_until_ready
         self._make = jax.jit(
             lambda iteration, leaves: mapped(lambda i: make(leaves, i), P(), P("d"))(iteration), static_argnums=1
         )
-        # The input is donated, as gradients are in a training step; the result has its shape, on every device.
-        self._sum = jax.jit(mapped(lambda xs: psum(xs, "d"), P("d"), P("d")), donate_argnums=0)
-        self._count = jax.jit(count, static_argnums=2)
+        # The input is donated, as gradients are in a training step; the result of a psum has its shape.
+        self._sum = jax.jit(
+            mapped(lambda xs: carry_out(collective, operations, xs, "d"), P("d"), P("d")), donate_argnums=0
+        )
+        self._count = jax.jit(count, static_argnums=3)
 
     def prepare(self, leaves: Leaves, iteration: int) -> Any:
         return self._block(self._make(self._uint32(iteration), leaves))
@@ -129,7 +84,11 @@ class JaxProgram(Program):
 
     def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
         devices = zip(*([shard.data for shard in x.addressable_shards] for x in out), strict=True)
-        return sum(int(self._count(list(xs), self._uint32(iteration), leaves)) for xs in devices)
+        number = self._uint32(iteration)
+        return sum(
+            int(self._count(list(xs), self._uint32(index), number, leaves))
+            for index, xs in enumerate(devices, self._first)
+        )
 
 
 class PassingProgram(JaxProgram):
@@ -141,7 +100,7 @@ class PassingProgram(JaxProgram):
         # JaxProgram counts the devices of each host by themselves.
         warnings.simplefilter("ignore", jax_passing.errors.InsideHostWarning)
         self._session = jax_passing.init(axis_name="d")
-        super().__init__(arguments, jax_passing.psum)
+        super().__init__(arguments, jax_passing)
 
     def close(self) -> None:
         counters = self._session.stats()
@@ -156,7 +115,16 @@ class LaxProgram(JaxProgram):
         import jax
 
         jax.distributed.initialize(arguments.coordinator, num_processes=arguments.ranks, process_id=arguments.rank)
-        super().__init__(arguments, jax.lax.psum, spans=True)
+
+        class Operations:
+            psum, psum_scatter, all_gather = jax.lax.psum, jax.lax.psum_scatter, jax.lax.all_gather
+
+            @staticmethod
+            def broadcast(xs: list[Any], axis: str) -> list[Any]:
+                return psum_of([x * (jax.lax.axis_index(axis) == 0).astype(x.dtype) for x in xs], axis)
+
+        psum_of = jax.lax.psum
+        super().__init__(arguments, Operations, spans=True)
 
 
 class Mpi4jaxProgram(JaxProgram):
@@ -167,37 +135,61 @@ class Mpi4jaxProgram(JaxProgram):
         from mpi4py import MPI
 
         arguments.rank = MPI.COMM_WORLD.rank
-        super().__init__(arguments, lambda xs, _: [mpi4jax.allreduce(x, op=MPI.SUM) for x in xs])
+        by_mpi = SimpleNamespace(psum=lambda xs, _: [mpi4jax.allreduce(x, op=MPI.SUM) for x in xs])
+        super().__init__(arguments, by_mpi)
 
 
 class MpiProgram(Program):
-    """MPI_Allreduce by mpi4py."""
+    """The MPI function of the collective, by mpi4py; of both two that begin at once."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         import numpy as np
         from mpi4py import MPI
 
-        self._np, self._world = np, MPI.COMM_WORLD
+        self._np, self._world, self._wait_all = np, MPI.COMM_WORLD, MPI.Request.Waitall
+        self._collective = arguments.collective
         arguments.rank = self._world.rank
 
-    def _index(self, part: tuple[int, int]) -> Any:
-        return self._np.arange(part[0], sum(part), dtype=self._np.uint32)
+    def _values(self, of: Any, leaves: Leaves, iteration: int) -> list[Any]:
+        np, world = self._np, self._world
+        pieces = [piece for part in leaves.ranges() for piece in of(self._collective, *part, world.rank, world.size)]
+        arrays = []
+        for first, length, member in pieces:
+            index = np.arange(first, first + length, dtype=np.uint32)
+            if member is None:
+                arrays.append(value_sum(np, index, world.size, iteration, leaves.dtype))
+            else:
+                arrays.append(value(np, index, member, iteration, leaves.dtype))
+        return arrays
 
     def prepare(self, leaves: Leaves, iteration: int) -> Any:
-        np, rank = self._np, self._world.rank
-        made = [value(np, self._index(part), rank, iteration, leaves.dtype) for part in leaves.ranges()]
-        xs = [x.astype(leaves.dtype) for x in made]
-        return [(x, np.zeros_like(x)) for x in xs]  # touched here, as the donated buffers of JAX are
+        given = [x.astype(leaves.dtype) for x in self._values(gives, leaves, iteration)]
+        # Touched here, as the donated buffers of JAX are.
+        return given, [x.astype(leaves.dtype) * 0 for x in self._values(gets, leaves, iteration)]
 
     def sum(self, x: Any) -> Any:
-        for pair in x:
-            self._world.Allreduce(*pair)
-        return [out for _, out in x]
+        given, outs = x
+        pairs = list(zip(given, outs, strict=True))
+        if self._collective == "broadcast":
+            for source, _ in pairs:
+                self._world.Bcast(source, 0)
+            return given
+        if self._collective == "both":
+            scatters = [self._world.Ireduce_scatter_block(*pair) for pair in pairs[::2]]
+            self._wait_all(scatters + [self._world.Iallgather(*pair) for pair in pairs[1::2]])
+            return outs
+        run = {
+            "psum": self._world.Allreduce,
+            "psum_scatter": self._world.Reduce_scatter_block,
+            "all_gather": self._world.Allgather,
+        }[self._collective]
+        for pair in pairs:
+            run(*pair)
+        return outs
 
     def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
-        np, size = self._np, self._world.size
-        expected = (value_sum(np, self._index(part), size, iteration, leaves.dtype) for part in leaves.ranges())
-        return sum(int(np.count_nonzero(x != right)) for x, right in zip(out, expected, strict=True))
+        expected = self._values(gets, leaves, iteration)
+        return sum(int(self._np.count_nonzero(x != right)) for x, right in zip(out, expected, strict=True))
 
 
 class EchoProgram(Program):
@@ -304,6 +296,7 @@ def main() -> None:
     parser.add_argument("--contender", required=True)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--collective", choices=COLLECTIVES, default="psum")
     parser.add_argument("--coordinator", help="HOST:PORT of jax.distributed")
     arguments = parser.parse_args()
     program = PROGRAMS[arguments.program](arguments)
