@@ -148,7 +148,7 @@ void AllReduce::ResendOverdue(int64_t now_us) {
 
 void AllReduce::SendNew(int64_t now_us) {
   uint64_t counted = window_.low();
-  uint32_t in_flight_below = 0;
+  SlotWindow::Count in_flight_below;
   for (auto entry = log_.to_send().begin(); entry != log_.to_send().end(); entry = log_.OnSent(entry)) {
     PlacedSegment& placed = log_.WithIndex(*entry);
     if (placed.entry.first_position >= window_.end()) break;
@@ -165,23 +165,22 @@ void AllReduce::SendNew(int64_t now_us) {
       const uint64_t position = placed.PositionOf(placed.next_chunk);
       in_flight_below += window_.InFlightBetween(counted, position);
       counted = position;
-      const bool rest_of_guess = segment.guesses() && placed.next_chunk > 0;
-      const bool has_room = rest_of_guess || window_.HasRoom(in_flight_below);
+      const bool has_room = (segment.guesses() && placed.next_chunk > 0) || window_.HasRoom(in_flight_below);
       if (!window_.CanSend(position) || !has_room) return;  // nor any later one
-      window_.OnSent(position, now_us);
-      SendChunk(placed, placed.next_chunk);
+      window_.OnSent(position, now_us, SendChunk(placed, placed.next_chunk));
     }
   }
 }
 
-void AllReduce::SendChunk(const PlacedSegment& placed, uint32_t chunk) {
+ChunkLanes AllReduce::SendChunk(const PlacedSegment& placed, uint32_t chunk) {
   Driver& driver = *drivers_[packets_.sharding().ShardOf(placed.PositionOf(chunk))];
   uint8_t* const packet = driver.Reserve();
-  const auto [bytes, flags] = packets_.Write(placed, chunk, packet);
-  if (checks_nans_) CheckOwn(placed, chunk, flags);
-  driver.Commit(bytes);
+  const ChunkPackets::Written written = packets_.Write(placed, chunk, packet);
+  if (checks_nans_) CheckOwn(placed, chunk, written.flags);
+  driver.Commit(written.bytes);
   ++stats_.packets_sent;
-  stats_.bytes_sent += bytes;
+  stats_.bytes_sent += written.bytes;
+  return {.up = written.has_lanes, .down = written.asks_for_lanes};
 }
 
 // Elements that aren't finite have set flags, but for those whose bits are moved.
@@ -229,6 +228,7 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
     return drop();
   }
   wrong_results_.erase(*position);
+  is_for_group_ = (header.flags & wire::kFlagNoResult) != 0 || !window_.LeavesOut(*position);
   window_.OnResult(*position, now_us, /*in_order=*/data && !placed.segment().guesses());
   dirty_ = true;
   ++placed.chunks_done;

@@ -12,8 +12,9 @@ namespace {
 // buffer stays in the cache.
 constexpr size_t kBufferBytes = kMaxUdpBytes / wire::kMaxPacketBytes * wire::kMaxPacketBytes;
 
-// A short packet ends a super-packet. Exponents stand between the data of two segments: they are set aside and sent
-// last, so that the data stays in one run, which even takes them as its end.
+// A short packet ends a super-packet. Exponents stand between the data of two segments, and headers without lanes among
+// them: they are set aside and sent last, so that the data stays in one run, which even takes one of them as its end.
+// Then nothing is queued for long, as packets are to overtake few others.
 constexpr size_t kShortPart = 4;  // a short packet is at most a full one's size divided by this
 constexpr size_t kAsideBytes = 4096;
 
@@ -39,10 +40,11 @@ void UdpDriver::Commit(size_t bytes) {
     std::memcpy(aside_.get() + aside_bytes_, buffer_.get() + used_bytes_, bytes);
     aside_packet_bytes_.push_back(static_cast<uint16_t>(bytes));
     aside_bytes_ += bytes;
-    return;
+  } else {
+    packet_bytes_.push_back(static_cast<uint16_t>(bytes));
+    used_bytes_ += bytes;
   }
-  packet_bytes_.push_back(static_cast<uint16_t>(bytes));
-  used_bytes_ += bytes;
+  if (aside_bytes_ > 0 && packet_bytes_.size() + aside_packet_bytes_.size() >= wire::kReorderedChunks) Flush();
 }
 
 void UdpDriver::Flush() {

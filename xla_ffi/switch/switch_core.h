@@ -75,6 +75,7 @@ class SwitchCore {
     uint16_t job = 0;
     SendTo to = SendTo::kNobody;
     uint64_t workers = 0;  // bits of those that are sent a copy each; 0 for the parent, or for all of the job
+    uint64_t first = 0;    // the number of its first answer
     std::vector<uint8_t> bytes{};
     std::vector<uint16_t> packet_bytes{};
   };
@@ -88,6 +89,7 @@ class SwitchCore {
   std::unordered_map<uint16_t, Route> routes_;  // by job
   std::vector<Batch> batches_;                  // of which the first so many are in use; the others keep their memory
   size_t batch_count_ = 0;
+  uint64_t answer_count_ = 0;
   std::vector<Address> some_workers_;  // those of the batch that is being sent, and how each knows us
   std::vector<Address> some_own_;
 };

@@ -38,6 +38,10 @@ inline constexpr size_t kTagBytes = 8;
 inline constexpr uint32_t kMaxLanes = 360;
 inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes + kTagBytes;
 
+// So that packets of one length share a send, they may overtake others on the way from one sender to one receiver, but
+// none so far ahead of them: a host takes a chunk for lost once one that is further behind has its result.
+inline constexpr uint32_t kReorderedChunks = 64;
+
 // A slot is 16 bits.
 inline constexpr uint32_t kMaxSlots = 1 << 16;
 

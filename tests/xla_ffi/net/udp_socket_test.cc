@@ -158,6 +158,20 @@ TEST_P(UdpSocketPair, driver_sendsShortPacketsLast) {
   EXPECT_EQ(order, (std::vector<uint8_t>{1, 3, 0, 2}));
 }
 
+// Headers without lanes, among full packets.
+TEST_P(UdpSocketPair, driver_letsFewPacketsOvertake) {
+  UdpDriver driver(client_);
+  std::vector<uint16_t> sizes;
+  for (int i = 0; i < 250; ++i) sizes.push_back(i % 100 < 60 ? wire::kHeaderBytes : wire::kMaxPacketBytes);
+  SendNumbered(driver, sizes);
+  uint32_t latest = 0;
+  for (const Datagram& datagram : ReceiveAll(server_, sizes.size())) {
+    const uint32_t number = datagram.bytes.at(0);
+    latest = std::max(latest, number);
+    EXPECT_LT(latest - number, wire::kReorderedChunks);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Hosts, UdpSocketPair, testing::Combine(testing::Values("127.0.0.1", "::1"), testing::Bool()),
                          [](const auto& info) {
                            return std::string(std::strcmp(std::get<0>(info.param), "::1") == 0 ? "IPv6" : "IPv4") +

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <cstring>
 
 #include "host/numbers/fixed_point.h"
 #include "wire/lanes.h"
@@ -12,8 +13,9 @@ static_assert(kNumberBits == SumCheck::kNumberBits);
 
 namespace {
 
+// There is a lane, and as each equals the next, all are 0 if the first one is.
 bool AreZero(const uint8_t* lanes, uint32_t count) {
-  return std::all_of(lanes, lanes + 4 * size_t{count}, [](uint8_t byte) { return byte == 0; });
+  return wire::LoadLane(lanes, 0) == 0 && std::memcmp(lanes, lanes + 4, 4 * (size_t{count} - 1)) == 0;
 }
 
 PASSING_CLONES void AddLanes(const uint8_t* __restrict lanes, uint32_t count, uint8_t* __restrict sums) {
@@ -112,6 +114,8 @@ ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t 
   const uint32_t lane_count = LanesOf(placed, chunk);
   std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
   uint8_t flags = 0;
+  const bool may_be_bare = MayBeBare(placed, chunk);
+  const ChunkRole role = RoleIn(placed, chunk);
   if (segment.CarriesExponents(chunk)) {
     placed.exponents.Write(placed.sum->plan().ExponentRange(segment, chunk), lanes);
     // Backwards: a sealed number takes more lanes.
@@ -119,7 +123,7 @@ ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t 
       const auto number = static_cast<int32_t>(wire::LoadLane(lanes, i));
       check_->SealNumber(placed.PositionOf(chunk), i, number, lanes + 4 * size_t{SumCheck::kNumberLanes} * i);
     }
-  } else {
+  } else if (!role.adds_zeros) {
     flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), lanes);
   }
   if (IsChecked(placed, chunk)) {
@@ -132,16 +136,18 @@ ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t 
   } else {
     header.flags = flags;
   }
-  if (MayBeBare(placed, chunk)) {
-    const ChunkRole role = RoleIn(placed, chunk);
-    if (role.keeps_lanes || AreZero(lanes, lane_count)) header.flags |= wire::kFlagBare;
+  if (may_be_bare) {
+    if (role.keeps_lanes || role.adds_zeros || AreZero(lanes, lane_count)) header.flags |= wire::kFlagBare;
     if (!role.needs_result) header.flags |= wire::kFlagNoResult;
   }
   wire::Encode(header, packet);
   const uint64_t position = placed.PositionOf(chunk);
   const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
   if (keys) keys->contribution.Seal(packet, header.lanes_carried(), position);
-  return {header.packet_bytes(), flags};
+  return {.bytes = header.packet_bytes(),
+          .flags = flags,
+          .has_lanes = !header.bare(),
+          .asks_for_lanes = (header.flags & wire::kFlagNoResult) == 0};
 }
 
 bool ChunkPackets::IsResult(const wire::Header& header, const PlacedSegment& placed, uint32_t chunk) const {

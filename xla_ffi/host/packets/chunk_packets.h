@@ -39,6 +39,7 @@ class ChunkPackets {
   struct Written {
     size_t bytes;
     uint8_t flags;  // of the elements, although a header of masked lanes hides them
+    bool has_lanes, asks_for_lanes;
   };
   Written Write(const PlacedSegment& placed, uint32_t chunk, uint8_t* packet) const;
   // Is this the header of the chunk's result?

@@ -4,6 +4,7 @@
 #define XLA_FFI_HOST_SUMS_SUM_PASS_H_
 
 #include <cassert>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -37,9 +38,15 @@ class SumBuffers {
   mutable std::vector<void*> residual_scratch_;
 };
 
+// The direction of the links that a sum loads, where there are several hosts: the most is sent, or received.
+enum class Way : uint8_t { kBoth, kUp, kDown };
+inline constexpr size_t kWays = 3;
+constexpr bool AreOpposite(Way a, Way b) { return a != b && a != Way::kBoth && b != Way::kBoth; }
+
 // A host's role in a chunk of data tells what it gives and needs.
 struct ChunkRole {
   bool keeps_lanes = false;  // nobody else needs its lanes: it adds them to the result itself
+  bool adds_zeros = false;   // its lanes are all 0
   bool needs_result = true;  // else its own lanes are all there is, or all that it may know
 };
 
@@ -55,6 +62,9 @@ class SumPass {
   const SumKey& key() const { return key_; }
   uint32_t pass() const { return pass_; }
   int64_t started_us() const { return started_us_; }  // when the caller started the sum
+  Way way() const {
+    return spec_->moves == Moves::kScatter ? Way::kUp : spec_->moves == Moves::kGather ? Way::kDown : Way::kBoth;
+  }
   SegmentId IdOf(uint32_t segment) const { return {key_.site, key_.execution, key_.step, segment, pass_}; }
 
   virtual ChunkRole RoleIn(const Segment&, uint32_t /*chunk*/) const { return {}; }

@@ -65,7 +65,7 @@ ChunkRole ElementPass::RoleIn(const Segment& segment, uint32_t chunk) const {
     for (uint64_t row = run.first / row_elements; row <= last; ++row) (own_rows[row] ? has_own : has_others) = true;
   });
   if (spec().moves == Moves::kScatter) return {.keeps_lanes = !has_others, .needs_result = has_own};
-  return {.keeps_lanes = false, .needs_result = has_others};
+  return {.adds_zeros = !has_own, .needs_result = has_others};
 }
 
 std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {

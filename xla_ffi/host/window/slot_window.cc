@@ -4,13 +4,10 @@
 #include <bit>
 #include <cassert>
 
+#include "wire/header.h"
+
 namespace passing {
 namespace {
-
-// A chunk is lost if one this far behind it on its path, sent later, has its result: more than the 44 chunks of one
-// super-packet. Fixed: a second result doesn't show that it was a mistake (as RFC 8985 takes it), as another rank's
-// contribution may have been the lost one.
-constexpr uint32_t kReorderChunks = 64;
 
 // After a silence, at most this many chunks are sent again: a straggler makes every chunk time out, though nothing is
 // lost. If no result answers a burst, as where a port overflows, the next burst is half as long. Under random loss some
@@ -22,6 +19,7 @@ constexpr uint32_t kMinBurst = 2;  // one of each kind: NextOfBurst
 constexpr int64_t kMaxProbeIntervalUs = 100'000;
 
 constexpr uint64_t kWordBits = 64;  // of a word of the chunks in flight
+constexpr ChunkLanes kNone{.up = false, .down = false};
 
 // Once some results of a burst have come, the rest is awaited for two round trips instead of an RTO, and for no less
 // than this. While the results that a late rank held up come in one after the other, nothing is sent again.
@@ -41,29 +39,36 @@ void SlotWindow::Advance(uint64_t low) {
   low_ = low;
 }
 
-void SlotWindow::OnSent(uint64_t position, int64_t now_us) {
+void SlotWindow::OnSent(uint64_t position, int64_t now_us, ChunkLanes lanes) {
   assert(position >= low_ && position < end());
   Chunk& chunk = At(position);
   assert(chunk.position != position || chunk.state != State::kInFlight);
   Path& path = PathOf(position);
-  chunk = {.position = position, .state = State::kInFlight, .sent_us = now_us, .send_number = ++path.send_number};
+  chunk = {.position = position,
+           .state = State::kInFlight,
+           .leaves_out = !lanes.up || !lanes.down,
+           .sent_us = now_us,
+           .send_number = ++path.send_number};
   path.sent.push_back({position, chunk.send_number});
-  MarkInFlight(position, true);
+  Mark(position, lanes);
 }
 
-void SlotWindow::MarkInFlight(uint64_t position, bool is_in_flight) {
+void SlotWindow::Mark(uint64_t position, ChunkLanes lanes) {
   const uint64_t at = position & (chunks_.size() - 1), bit = uint64_t{1} << at % kWordBits;
-  uint64_t& word = in_flight_[at / kWordBits];
-  word = is_in_flight ? word | bit : word & ~bit;
+  Word& word = in_flight_[at / kWordBits];
+  word.up = lanes.up ? word.up | bit : word.up & ~bit;
+  word.down = lanes.down ? word.down | bit : word.down & ~bit;
 }
 
-uint32_t SlotWindow::InFlightBetween(uint64_t first, uint64_t end) const {
-  uint32_t count = 0;
+SlotWindow::Count SlotWindow::InFlightBetween(uint64_t first, uint64_t end) const {
+  Count count;
   while (first < end) {
     const uint64_t at = first & (chunks_.size() - 1), skipped = at % kWordBits;
     const uint64_t bits = std::min({kWordBits - skipped, chunks_.size() - at, end - first});
-    const uint64_t word = in_flight_[at / kWordBits] >> skipped;
-    count += static_cast<uint32_t>(std::popcount(word << (kWordBits - bits)));
+    const auto counted = [&](uint64_t word) {
+      return static_cast<uint32_t>(std::popcount(word >> skipped << (kWordBits - bits)));
+    };
+    count += {counted(in_flight_[at / kWordBits].up), counted(in_flight_[at / kWordBits].down)};
     first += bits;
   }
   return count;
@@ -73,7 +78,7 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   Chunk& chunk = At(position);
   assert(chunk.position == position && chunk.state == State::kInFlight);
   chunk.state = State::kDone;
-  MarkInFlight(position, false);
+  Mark(position, kNone);
   Path& path = PathOf(position);
   if (path.burst_us > path.progress_us) path.revived_us = now_us;
   path.progress_us = now_us;
@@ -98,7 +103,7 @@ bool SlotWindow::Done(uint64_t position) const {
 void SlotWindow::Skip(uint64_t position) {
   assert(position >= low_ && position < end());
   At(position) = {.position = position, .state = State::kDone};
-  MarkInFlight(position, false);
+  Mark(position, kNone);
 }
 
 void SlotWindow::Forget(uint64_t position) {
@@ -106,7 +111,7 @@ void SlotWindow::Forget(uint64_t position) {
     if (chunk.position < position || chunk.state == State::kUnsent) continue;
     assert(chunk.state == State::kInFlight);  // rank 0 took no part in it, so it has no result
     chunk.state = State::kUnsent;
-    MarkInFlight(chunk.position, false);
+    Mark(chunk.position, kNone);
   }
 }
 
@@ -210,11 +215,13 @@ std::optional<uint64_t> SlotWindow::LowestLost(const Path& path) const {
 }
 
 std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {
+  // Where lanes are left out, packets of both kinds overtake each other on the way up, and on the way down once more.
   // A path has one position in `shard_count`.
-  const uint64_t reorder = uint64_t{kReorderChunks} * sharding_.shard_count();
+  const uint64_t reorder = uint64_t{wire::kReorderedChunks} * sharding_.shard_count();
   for (const Sent& sent : path.sent) {
     if (sent.send_number >= path.answered_number) break;
-    if (Waits(sent) && path.answered_position > sent.position + reorder) return sent.position;
+    const uint64_t late = At(sent.position).leaves_out ? 2 * reorder : reorder;
+    if (Waits(sent) && path.answered_position > sent.position + late) return sent.position;
   }
   return std::nullopt;
 }

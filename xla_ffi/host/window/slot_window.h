@@ -14,6 +14,12 @@
 
 namespace passing {
 
+// Do a chunk's packets have lanes, on the way up, and on the way down? A header loads no link.
+struct ChunkLanes {
+  bool up = true;
+  bool down = true;
+};
+
 class SlotWindow {
  public:
   explicit SlotWindow(const Sharding& sharding);
@@ -25,13 +31,23 @@ class SlotWindow {
 
   // Do the slots reach that far?
   bool CanSend(uint64_t position) const { return position >= low_ && position < end(); }
-  // May a chunk be sent if `in_flight_below` chunks below its position are in flight? Those above don't count: else
-  // ranks that got their sums in different orders could fill their windows with different chunks, none of which all of
-  // them sent, and wait for ever. The lowest chunk has none below it, so it can always be sent.
-  bool HasRoom(uint32_t in_flight_below) const { return in_flight_below < congestion_.chunks(); }
-  // The number of chunks in flight from position `first` on, below `end`. Both lie in the window, or at its end.
-  uint32_t InFlightBetween(uint64_t first, uint64_t end) const;
-  void OnSent(uint64_t position, int64_t now_us);
+  // The number of chunks in flight whose packets have lanes on these ways.
+  struct Count {
+    uint32_t up = 0;
+    uint32_t down = 0;
+    Count& operator+=(const Count& other) {
+      up += other.up;
+      down += other.down;
+      return *this;
+    }
+  };
+  // May a chunk be sent if so many chunks below its position are in flight? Those above don't count: else ranks that
+  // got their sums in different orders could fill their windows with different chunks, none of which all of them sent,
+  // and wait for ever. The lowest chunk has none below it, so it can always be sent.
+  bool HasRoom(const Count& below) const { return std::max(below.up, below.down) < congestion_.chunks(); }
+  // Counts from position `first` on, below `end`. Both lie in the window, or at its end.
+  Count InFlightBetween(uint64_t first, uint64_t end) const;
+  void OnSent(uint64_t position, int64_t now_us, ChunkLanes lanes = {});
 
   // The position that a result's 32-bit sequence means, if that chunk is in flight. Inline: its result in memory would
   // wait for all stores of the last packet's elements.
@@ -45,6 +61,8 @@ class SlotWindow {
   // `in_order`: all ranks send such chunks in the order of positions, so later ones have their results later.
   void OnResult(uint64_t position, int64_t now_us, bool in_order = true);
   bool Done(uint64_t position) const;
+  // Does the chunk, which is in flight, leave out lanes on some way?
+  bool LeavesOut(uint64_t position) const { return At(position).leaves_out; }
   // No rank needs this position's result any more, whether or not it was sent.
   void Skip(uint64_t position);
 
@@ -64,7 +82,8 @@ class SlotWindow {
   struct Chunk {
     uint64_t position = 0;
     State state = State::kUnsent;
-    bool resent = false;  // its round trip is ambiguous (Karn's algorithm, RFC 6298)
+    bool resent = false;      // its round trip is ambiguous (Karn's algorithm, RFC 6298)
+    bool leaves_out = false;  // lanes, on some way
     int64_t sent_us = 0;
     uint64_t send_number = 0;
   };
@@ -90,7 +109,7 @@ class SlotWindow {
 
   Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
   const Chunk& At(uint64_t position) const { return chunks_[position & (chunks_.size() - 1)]; }
-  void MarkInFlight(uint64_t position, bool is_in_flight);
+  void Mark(uint64_t position, ChunkLanes lanes);
   Path& PathOf(uint64_t position) { return paths_[sharding_.ShardOf(position)]; }
   bool Waits(const Sent& sent) const;
   std::optional<uint64_t> FirstOvertaken(const Path& path) const;
@@ -118,9 +137,13 @@ class SlotWindow {
 
   const Sharding sharding_;
   uint64_t low_ = 0;
-  std::vector<Chunk> chunks_;        // a ring: a power of two, and at least the window
-  std::vector<uint64_t> in_flight_;  // a bit for each of them, so that many are counted at once
-  std::vector<Path> paths_;          // by shard
+  std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
+  struct Word {
+    uint64_t up = 0;
+    uint64_t down = 0;
+  };
+  std::vector<Word> in_flight_;  // bits for each of them, so that many are counted at once
+  std::vector<Path> paths_;      // by shard
   CongestionWindow congestion_;
   RoundTrip round_trip_;
   uint32_t silences_ = 0;  // since the last result

@@ -106,6 +106,35 @@ TEST(SlotWindow, resendsWhatLaterChunksOvertook) {
   EXPECT_EQ(window.NextResend(200), std::nullopt);
 }
 
+// Headers without lanes are sent behind other packets, on the way up and on the way down.
+TEST(SlotWindow, chunksThatLeaveOutLanesMayBeLater) {
+  SlotWindow window({1, 256});
+  window.OnSent(0, 0, {.up = false, .down = true});
+  Send(window, 1, 140);
+  for (uint64_t position = 1; position <= 128; ++position) window.OnResult(position, 100);
+  EXPECT_EQ(window.NextResend(100), std::nullopt);
+  window.OnResult(129, 100);
+  EXPECT_EQ(window.NextResend(100), 0u);
+}
+
+TEST(SlotWindow, headersDoNotCount) {
+  SlotWindow window({1, 1024});
+  for (uint64_t position = 0; position < 512; ++position) {
+    const bool up = position % 128 < 64;
+    window.OnSent(position, 0, {.up = up, .down = !up});
+  }
+  const SlotWindow::Count all = window.InFlightBetween(0, 512);
+  EXPECT_EQ(all.up, 256u);
+  EXPECT_EQ(all.down, 256u);
+  EXPECT_FALSE(window.HasRoom(all));
+  window.OnResult(0, 100);
+  EXPECT_FALSE(window.HasRoom(window.InFlightBetween(0, 512)));  // as many come down as before
+  window.OnResult(64, 100);
+  EXPECT_TRUE(window.HasRoom(window.InFlightBetween(0, 512)));
+  EXPECT_EQ(window.InFlightBetween(60, 70).up, 4u);
+  EXPECT_EQ(window.InFlightBetween(60, 70).down, 5u);
+}
+
 // One of two switches answers late: that is no loss, however many chunks of the other one are answered meanwhile.
 TEST(SlotWindow, shardsDoNotOvertakeEachOther) {
   const Sharding sharding(2, 256);
@@ -157,15 +186,15 @@ TEST(SlotWindow, whatASilenceTakesForLostIsSentAgainInBursts_theLowestFirst) {
     std::iota(positions.begin(), positions.end(), first);
     return positions;
   };
-  EXPECT_TRUE(window.HasRoom(255));
+  EXPECT_TRUE(window.HasRoom({255, 0}));
   int64_t now_us = 199 + kRtoUs;
   EXPECT_EQ(burst(now_us), range(0, 8));
-  EXPECT_FALSE(window.HasRoom(128));  // half of it
+  EXPECT_FALSE(window.HasRoom({128, 0}));  // half of it
   // Nothing came of these, so that fewer are sent, the same again, as other ranks do so, too; and one of the others, as
   // what the lowest ones wait for may be among these.
   now_us = window.next_timer_us();
   EXPECT_EQ(burst(now_us), (std::vector<uint64_t>{0, 1, 2, 8}));
-  EXPECT_FALSE(window.HasRoom(64));
+  EXPECT_FALSE(window.HasRoom({64, 0}));
   // They come. Soon others are sent again, ever more of them at a time.
   for (uint64_t position = 0; position < 4; ++position) window.OnResult(position, now_us + 50);
   window.OnResult(8, now_us + 50);
@@ -184,8 +213,8 @@ TEST(SlotWindow, aSilenceOfAllShardsIsOne) {
   int resends = 0;
   while (window.NextResend(255 + kRtoUs)) ++resends;
   EXPECT_EQ(resends, 4 * 8);
-  EXPECT_TRUE(window.HasRoom(127));
-  EXPECT_FALSE(window.HasRoom(128));
+  EXPECT_TRUE(window.HasRoom({127, 0}));
+  EXPECT_FALSE(window.HasRoom({128, 0}));
 }
 
 TEST(SlotWindow, Forget_whatCanNotComplete) {
@@ -219,21 +248,21 @@ TEST(SlotWindow, Skip_whatNobodyNeeds) {
 
 TEST(SlotWindow, lossNarrowsTheWindowResultsWidenIt) {
   SlotWindow window({1, 2048});
-  EXPECT_TRUE(window.HasRoom(511));  // a quarter of the slots
-  EXPECT_FALSE(window.HasRoom(512));
+  EXPECT_TRUE(window.HasRoom({511, 0}));  // a quarter of the slots
+  EXPECT_FALSE(window.HasRoom({512, 0}));
   Send(window, 0, 256);
   for (uint64_t position = 1; position < 256; ++position) window.OnResult(position, 3000);
   EXPECT_EQ(window.NextResend(3000), 0u);
-  EXPECT_TRUE(window.HasRoom(434));  // 15 % less
-  EXPECT_FALSE(window.HasRoom(436));
+  EXPECT_TRUE(window.HasRoom({434, 0}));  // 15 % less
+  EXPECT_FALSE(window.HasRoom({436, 0}));
   window.OnResult(0, 3100);
   for (uint64_t position = 256; position < 1000; ++position) {
     window.Advance(position);
     window.OnSent(position, 4000);
     window.OnResult(position, 4000);
   }
-  EXPECT_TRUE(window.HasRoom(435));
-  EXPECT_FALSE(window.HasRoom(512));
+  EXPECT_TRUE(window.HasRoom({435, 0}));
+  EXPECT_FALSE(window.HasRoom({512, 0}));
 }
 
 }  // namespace
