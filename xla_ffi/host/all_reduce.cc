@@ -70,7 +70,7 @@ void AllReduce::PlaceIssued(int64_t now_us) {
     if (sum == nullptr) break;
     const uint32_t segment = sum->next_segment();
     AddEntry(order_.Append(sum->IdOf(segment), sum->plan().segment(segment).chunk_count(), sum->plan().segment_count(),
-                           sum->spec().site_name, announcement_));
+                           sum->spec().site_name, announcement_, Leader::TakesTurns(order_, log_.sums(), *sum)));
     if (announcement_.size() >= kOrderMessageBytes) Announce();
   }
   if (!announcement_.empty()) Announce();

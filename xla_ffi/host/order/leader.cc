@@ -21,10 +21,18 @@ SumPass* Expected(const SegmentId& predicted, const SumsInFlight& sums) {
   return next ? sum : nullptr;
 }
 
-// Has `shortest` waited long enough behind `expected` and others?
-bool IsImpatient(const SumPass& shortest, const SumPass& expected, const SumsInFlight& sums) {
+// Has `shortest` waited long enough behind `expected` and others? Not if the two take turns.
+bool IsImpatient(const SumPass& shortest, const SumPass& expected, const Order& order, const SumsInFlight& sums) {
+  if (order.in_turns() && sums.Find(order.last().id) == &shortest) return false;
   const uint64_t patience = kPatienceSegments * shortest.segments_left();
   return sums.PlacedSince(shortest) >= patience && expected.segments_left() >= patience;
+}
+
+// What `expected`, which goes on, lets take turns with it: a sum that loads the other direction of the links.
+SumPass* Partner(const SumPass& expected, const Order& order, const SumsInFlight& sums) {
+  if (order.in_turns() || sums.Find(order.last().id) != &expected) return nullptr;
+  if (expected.segments_left() < kPatienceSegments) return nullptr;
+  return sums.ShortestOpposite(expected, kPatienceSegments);
 }
 
 }  // namespace
@@ -41,11 +49,20 @@ SumPass* Leader::Choose(const Order& order, const SumsInFlight& sums, int64_t no
   const std::optional<LogEntry> predicted = order.Predict();
   if (!predicted) return shortest;
   SumPass* expected = Expected(predicted->id, sums);
-  if (expected != nullptr) return IsImpatient(*shortest, *expected, sums) ? shortest : expected;
+  if (expected != nullptr) {
+    if (IsImpatient(*shortest, *expected, order, sums)) return shortest;
+    SumPass* const partner = Partner(*expected, order, sums);
+    return partner != nullptr ? partner : expected;
+  }
   // No history predicts a second pass, so it doesn't wait for what history predicts.
   if (shortest->pass() != 0) return shortest;
   if (deviate_us_ == INT64_MAX) deviate_us_ = now_us + kDeviateGraceUs;
   return now_us < deviate_us_ ? nullptr : shortest;
+}
+
+bool Leader::TakesTurns(const Order& order, const SumsInFlight& sums, const SumPass& next) {
+  const SumPass* const last = order.in_turns() ? nullptr : sums.Find(order.last().id);
+  return last != nullptr && last->segments_left() > 0 && next.pass() == 0 && AreOpposite(last->way(), next.way());
 }
 
 }  // namespace passing

@@ -14,6 +14,8 @@ class Leader {
  public:
   // The sum whose next segment enters the log now; null if there is none, or if it is better to wait.
   SumPass* Next(const Order& order, const SumsInFlight& sums, int64_t now_us);
+  // Does that sum take turns from now on with the one that was placed last?
+  static bool TakesTurns(const Order& order, const SumsInFlight& sums, const SumPass& next);
   // When to call Next again although nothing has happened; INT64_MAX if the leader doesn't wait.
   int64_t next_timer_us() const { return deviate_us_; }
 

@@ -42,27 +42,46 @@ class Reader {
   bool ok_ = true;
 };
 
+bool HasMore(const LogEntry& entry) { return entry.id.segment + 1 < entry.segment_count; }
+
+// Is it the next segment of that entry's sum?
+bool Follows(const LogEntry& entry, const SegmentId& id) {
+  SegmentId next = entry.id;
+  ++next.segment;
+  return next == id;
+}
+
 }  // namespace
 
 size_t Order::ContextHash::operator()(const Context& context) const {
   return MixedBits(context.site ^ (uint64_t{context.segment} << 32 | context.step));
 }
 
+// All segments of a sum are alike, but for what history knows of the last one.
+LogEntry Order::NextOf(const LogEntry& entry) const {
+  LogEntry next = entry;
+  ++next.id.segment;
+  next.takes_turns = false;
+  next.index = next_index_;
+  next.first_position = next_position_;
+  const auto found = exact_.find(ContextOf(entry));
+  const bool is_known = found != exact_.end() && found->second.site == next.id.site;
+  if (is_known && found->second.segment == next.id.segment) next.chunk_count = found->second.chunk_count;
+  return next;
+}
+
 std::optional<LogEntry> Order::Predict() const {
+  if (other_) return NextOf(*other_);
   const Successor* successor = nullptr;
   uint32_t step = 0;
-  if (auto found = exact_.find(LastContext()); found != exact_.end()) {
+  if (auto found = exact_.find(ContextOf(last_)); found != exact_.end()) {
     successor = &found->second;
     step = successor->step;
   } else if (auto guess = loose_.find({last_.id.site, last_.id.segment, 0}); guess != loose_.end()) {
     successor = &guess->second;
     step = static_cast<uint32_t>(std::max<int64_t>(0, int64_t{last_.id.step} + successor->step_delta));
-  } else if (last_.id.segment + 1 < last_.segment_count) {
-    LogEntry next = last_;  // all segments of a sum are alike but the last
-    ++next.id.segment;
-    next.index = next_index_;
-    next.first_position = next_position_;
-    return next;
+  } else if (HasMore(last_)) {
+    return NextOf(last_);
   } else {
     return std::nullopt;
   }
@@ -75,12 +94,15 @@ std::optional<LogEntry> Order::Predict() const {
                   .chunk_count = successor->chunk_count,
                   .segment_count = successor->segment_count,
                   .index = next_index_,
-                  .first_position = next_position_};
+                  .first_position = next_position_,
+                  .takes_turns = successor->takes_turns};
 }
 
 LogEntry Order::Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
-                       std::string& announcement) {
-  if (auto predicted = Predict(); predicted && predicted->id == id && predicted->chunk_count == chunk_count) {
+                       std::string& announcement, bool takes_turns) {
+  const auto predicted = Predict();
+  if (predicted && predicted->id == id && predicted->chunk_count == chunk_count &&
+      predicted->takes_turns == takes_turns) {
     Push(*predicted);
     return *predicted;
   }
@@ -88,7 +110,8 @@ LogEntry Order::Append(const SegmentId& id, uint32_t chunk_count, uint32_t segme
                        .chunk_count = chunk_count,
                        .segment_count = segment_count,
                        .index = next_index_,
-                       .first_position = PositionAfterDeviation()};
+                       .first_position = PositionAfterDeviation(),
+                       .takes_turns = takes_turns};
   Put(announcement, entry.index, 8);
   Put(announcement, entry.first_position, 8);
   Put(announcement, id.site, 8);
@@ -98,6 +121,7 @@ LogEntry Order::Append(const SegmentId& id, uint32_t chunk_count, uint32_t segme
   Put(announcement, id.pass, 4);
   Put(announcement, chunk_count, 4);
   Put(announcement, segment_count, 4);
+  Put(announcement, takes_turns, 1);
   const bool first = !latest_.contains({id.site, 0, 0});
   const size_t name_bytes = first ? Utf8Prefix(name, kMaxNameBytes) : 0;
   Put(announcement, name_bytes, 2);
@@ -126,8 +150,10 @@ std::optional<Order::Change> Order::Read(std::span<const uint8_t>& message) {
   entry.id.pass = static_cast<uint32_t>(reader.Take(4));
   entry.chunk_count = static_cast<uint32_t>(reader.Take(4));
   entry.segment_count = static_cast<uint32_t>(reader.Take(4));
+  const uint64_t takes_turns = reader.Take(1);
+  entry.takes_turns = takes_turns == 1;
   const auto name = reader.TakeBytes(reader.Take(2));
-  if (!reader.ok() || entry.chunk_count == 0 || !IsUtf8(name)) return std::nullopt;
+  if (!reader.ok() || takes_turns > 1 || entry.chunk_count == 0 || !IsUtf8(name)) return std::nullopt;
   if (entry.index < announced_ || entry.index + unsettled_.size() < next_index_) return std::nullopt;  // certain
   if (entry.index > next_index_ + kMaxEntriesAhead) return std::nullopt;
 
@@ -154,8 +180,15 @@ void Order::Push(const LogEntry& entry) {
   const SegmentId& id = entry.id;
   const auto found = latest_.find({id.site, id.segment, 0});
   const auto before = found == latest_.end() ? std::nullopt : std::optional(found->second);
-  unsettled_.push_back({entry, last_, before});
+  unsettled_.push_back({entry, last_, other_, before});
   if (id.pass == 0) {
+    const bool is_others_turn = other_ && Follows(*other_, id);
+    if (entry.takes_turns || is_others_turn) {
+      other_ = last_;
+    } else if (!Follows(last_, id)) {
+      other_.reset();
+    }
+    if (other_ && !HasMore(*other_)) other_.reset();
     last_ = entry;
     // Two calls of one site may overtake each other; none is ever predicted twice.
     if (!before || id.execution > before->execution) {
@@ -171,14 +204,16 @@ void Order::Push(const LogEntry& entry) {
 void Order::Learn(const LogEntry& entry) {
   if (entry.id.pass != 0) return;  // follows from the data, not from the program
   if (contexts() >= max_contexts_) ForgetHistory();
+  const LogEntry& before = other_ && Follows(*other_, entry.id) ? *other_ : last_;
   const Successor successor{.site = entry.id.site,
                             .segment = entry.id.segment,
                             .step = entry.id.step,
                             .chunk_count = entry.chunk_count,
                             .segment_count = entry.segment_count,
-                            .step_delta = int64_t{entry.id.step} - last_.id.step};
-  exact_[LastContext()] = successor;
-  loose_[{last_.id.site, last_.id.segment, 0}] = successor;
+                            .step_delta = int64_t{entry.id.step} - before.id.step,
+                            .takes_turns = entry.takes_turns};
+  exact_[ContextOf(before)] = successor;
+  loose_[{before.id.site, before.id.segment, 0}] = successor;
 }
 
 // Runs at an announcement, before its entry is appended: there all ranks have the same history, so all forget it at the
@@ -200,6 +235,7 @@ void Order::RollBack(uint64_t index) {
       latest_.erase({id.site, id.segment, 0});
     }
     last_ = undo.last_before;
+    other_ = undo.other_before;
     next_index_ = undo.entry.index;
     next_position_ = undo.entry.first_position;
     unsettled_.pop_back();

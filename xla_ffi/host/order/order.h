@@ -34,6 +34,7 @@ struct LogEntry {
   uint32_t segment_count = 0;  // of the sum
   uint64_t index = 0;          // in the log
   uint64_t first_position = 0;
+  bool takes_turns = false;  // from here on, its sum with that of the entry before, until one of them ends
 
   uint64_t end_position() const { return first_position + chunk_count; }
 };
@@ -52,7 +53,7 @@ class Order {
 
   // Rank 0: appends `id` to the log, and to `announcement` unless it was predicted. `name` is for people.
   LogEntry Append(const SegmentId& id, uint32_t chunk_count, uint32_t segment_count, const std::string& name,
-                  std::string& announcement);
+                  std::string& announcement, bool takes_turns = false);
 
   // Followers: appends the predicted entry, for granted.
   LogEntry Speculate();
@@ -70,6 +71,10 @@ class Order {
   void Settle(uint64_t index);
 
   uint64_t next_position() const { return next_position_; }
+  // The last entry of the elements' pass.
+  const LogEntry& last() const { return last_; }
+  // Do two sums take turns, both with segments left?
+  bool in_turns() const { return other_.has_value(); }
   // The number of contexts of the job's history that are remembered.
   size_t contexts() const { return std::max(exact_.size(), latest_.size()); }  // there are no more loose_ than exact_
 
@@ -90,6 +95,7 @@ class Order {
     uint32_t chunk_count;
     uint32_t segment_count;
     int64_t step_delta;
+    bool takes_turns;
   };
   // The last entry of a site's segment: later ones follow from it.
   struct Latest {
@@ -101,10 +107,12 @@ class Order {
   struct Undo {
     LogEntry entry;
     LogEntry last_before;
+    std::optional<LogEntry> other_before;
     std::optional<Latest> latest_before;
   };
 
-  Context LastContext() const { return {last_.id.site, last_.id.segment, last_.id.step}; }
+  static Context ContextOf(const LogEntry& entry) { return {entry.id.site, entry.id.segment, entry.id.step}; }
+  LogEntry NextOf(const LogEntry& entry) const;  // the next segment of its sum
   void Push(const LogEntry& entry);
   void Learn(const LogEntry& entry);
   void ForgetHistory();
@@ -115,9 +123,10 @@ class Order {
   const size_t max_contexts_;
   uint64_t next_index_ = 0;
   uint64_t next_position_;
-  uint64_t announced_ = 0;      // log entries before this index are certain
-  LogEntry last_;               // the last of pass 0, from which predictions are made
-  std::deque<Undo> unsettled_;  // the log's entries that may still be void; the last one has index next_index_ - 1
+  uint64_t announced_ = 0;         // log entries before this index are certain
+  LogEntry last_;                  // the last of pass 0, from which predictions are made
+  std::optional<LogEntry> other_;  // the last one of the sum whose turn it is, if two take turns
+  std::deque<Undo> unsettled_;     // the log's entries that may still be void; the last one has index next_index_ - 1
   std::unordered_map<Context, Successor, ContextHash> exact_;  // by site, segment and step
   std::unordered_map<Context, Successor, ContextHash> loose_;  // by site and segment, for loops of any length
   std::unordered_map<Context, Latest, ContextHash> latest_;    // by site and segment

@@ -14,7 +14,7 @@ SumPass& SumsInFlight::Add(std::unique_ptr<SumPass> sum) {
   const bool is_new = named_.emplace(NameOf(added), std::prev(sums_.end())).second;
   assert(is_new);
   static_cast<void>(is_new);  // should assertions ever be off
-  if (added.IsNextReady()) to_place_.insert(EntryOf(added));
+  if (added.IsNextReady()) QueueOf(added).insert(EntryOf(added));
   return added;
 }
 
@@ -24,7 +24,7 @@ std::unique_ptr<SumPass> SumsInFlight::Take(SumPass& sum) {
   std::unique_ptr<SumPass> taken = std::move(*found->second);
   sums_.erase(found->second);
   named_.erase(found);
-  to_place_.erase(EntryOf(sum));
+  QueueOf(sum).erase(EntryOf(sum));
   return taken;
 }
 
@@ -38,7 +38,20 @@ SumPass* SumsInFlight::Find(const SegmentId& id) const {
 }
 
 SumPass* SumsInFlight::ShortestToPlace() const {
-  return to_place_.empty() ? nullptr : std::get<SumPass*>(*to_place_.begin());
+  const ToPlace* shortest = nullptr;
+  for (const std::set<ToPlace>& queue : to_place_) {
+    if (!queue.empty() && (shortest == nullptr || *queue.begin() < *shortest)) shortest = &*queue.begin();
+  }
+  return shortest == nullptr ? nullptr : std::get<SumPass*>(*shortest);
+}
+
+SumPass* SumsInFlight::ShortestOpposite(const SumPass& sum, uint32_t segments_left) const {
+  for (size_t way = 0; way < to_place_.size(); ++way) {
+    if (!AreOpposite(sum.way(), static_cast<Way>(way))) continue;
+    const auto found = to_place_[way].lower_bound({segments_left, 0, nullptr});
+    if (found != to_place_[way].end()) return std::get<SumPass*>(*found);
+  }
+  return nullptr;
 }
 
 // A scan: asked when something has stalled.
@@ -50,7 +63,7 @@ const SumPass* SumsInFlight::Oldest() const {
 
 void SumsInFlight::OnReady(SumPass& sum, uint64_t elements) {
   sum.OnReady(elements);
-  if (sum.IsNextReady()) to_place_.insert(EntryOf(sum));
+  if (sum.IsNextReady()) QueueOf(sum).insert(EntryOf(sum));
 }
 
 void SumsInFlight::CountPlaced(SumPass& sum) {
@@ -67,13 +80,14 @@ void SumsInFlight::CountVoid(SumPass& sum) {
 }
 
 void SumsInFlight::Reorder(const ToPlace& before, SumPass& sum) {
-  auto entry = to_place_.extract(before);  // empty if it wasn't there
+  std::set<ToPlace>& queue = QueueOf(sum);
+  auto entry = queue.extract(before);  // empty if it wasn't there
   if (!sum.IsNextReady()) return;
   if (entry.empty()) {
-    to_place_.insert(EntryOf(sum));
+    queue.insert(EntryOf(sum));
   } else {
     entry.value() = EntryOf(sum);
-    to_place_.insert(std::move(entry));
+    queue.insert(std::move(entry));
   }
 }
 

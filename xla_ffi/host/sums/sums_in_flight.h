@@ -3,6 +3,8 @@
 #ifndef XLA_FFI_HOST_SUMS_SUMS_IN_FLIGHT_H_
 #define XLA_FFI_HOST_SUMS_SUMS_IN_FLIGHT_H_
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -29,6 +31,8 @@ class SumsInFlight {
   // The sum with the fewest segments left to place, of several the one that was added first: a small one isn't stuck
   // behind a large one. Only those whose next segment is ready. Null if there is none.
   SumPass* ShortestToPlace() const;
+  // The same among those that load the opposite direction of the links, and have so many segments left or more.
+  SumPass* ShortestOpposite(const SumPass& sum, uint32_t segments_left) const;
   // The one that was started first; null if there is none.
   const SumPass* Oldest() const;
 
@@ -46,12 +50,13 @@ class SumsInFlight {
 
   static SegmentId NameOf(const SumPass& sum) { return sum.IdOf(0); }
   static ToPlace EntryOf(SumPass& sum) { return {sum.segments_left(), sum.turn_.number, &sum}; }
+  std::set<ToPlace>& QueueOf(const SumPass& sum) { return to_place_[static_cast<size_t>(sum.way())]; }
   // Moves `sum` among those with a segment to place.
   void Reorder(const ToPlace& before, SumPass& sum);
 
   Sums sums_;                                                           // in the order in which they were added
   std::unordered_map<SegmentId, Sums::iterator, SegmentIdHash> named_;  // by the name of the first segment
-  std::set<ToPlace> to_place_;                                          // those whose next segment is ready
+  std::array<std::set<ToPlace>, kWays> to_place_;                       // those whose next segment is ready, by way
   uint64_t next_number_ = 0;
   uint64_t placed_ = 0;
 };

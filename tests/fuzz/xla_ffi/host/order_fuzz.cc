@@ -39,7 +39,8 @@ class Target {
     const uint32_t chunk_count = size < 250 ? 1 + size % 8 : 0xFFFFFFFF - size;
     const std::string name(input.Below(8), 'a');
     const uint32_t segment_count = size < 240 ? 1 + size / 8 % 8 : 0xFFFFFFFF;
-    truth_.push_back(leader_.Append(id, chunk_count, segment_count, name, pending_));
+    const bool takes_turns = name.size() >= 6;
+    truth_.push_back(leader_.Append(id, chunk_count, segment_count, name, pending_, takes_turns));
   }
 
   void Speculate() {

@@ -13,9 +13,12 @@ namespace {
 // Rank 0's order and sums: sums of int32, whose segments all have as many chunks.
 class LeaderTest : public testing::Test {
  protected:
-  SumPass& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0, uint64_t ready = UINT64_MAX) {
-    auto shape = std::make_shared<SumSpec>(
-        SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {uint64_t{segments} * kSegmentLanes}});
+  SumPass& Issue(uint64_t site, uint32_t segments, uint32_t execution = 0, uint64_t ready = UINT64_MAX,
+                 Moves moves = Moves::kAll) {
+    auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x",
+                                                   .dtype = DType::kInt32,
+                                                   .leaf_elements = {uint64_t{segments} * kSegmentLanes},
+                                                   .moves = moves});
     Sum sum{.key = {.site = site, .execution = execution}, .spec = std::move(shape), .inputs = {}, .outputs = {}};
     sum.pieces.emplace().ready_elements = ready;
     return sums_.Add(ElementPass::Of(std::move(sum), PlanLimits{.lanes_per_chunk = 256, .window = 1024},
@@ -23,7 +26,9 @@ class LeaderTest : public testing::Test {
   }
   void Place(SumPass& sum) {
     std::string announcement;
-    order_.Append(sum.IdOf(sum.next_segment()), 90, sum.plan().segment_count(), "x", announcement);
+    order_.Append(sum.IdOf(sum.next_segment()), 90, sum.plan().segment_count(), "x", announcement,
+                  Leader::TakesTurns(order_, sums_, sum));
+    announced_ += !announcement.empty();
     sums_.CountPlaced(sum);
   }
   // Until there is nothing to place; returns the sites.
@@ -36,6 +41,7 @@ class LeaderTest : public testing::Test {
     return sites;
   }
 
+  int announced_ = 0;
   Order order_{/*window=*/1024};
   SumsInFlight sums_;
   Leader leader_;
@@ -60,6 +66,25 @@ TEST_F(LeaderTest, historyWinsOverTheShortest) {
   Issue(2, 1, 2);
   Issue(1, 2, 2);
   EXPECT_EQ(PlaceAll(), "121");
+}
+
+// One sends the most, the other receives the most: at once they fill the links in both directions.
+TEST_F(LeaderTest, aScatterAndAGatherTakeTurns) {
+  for (const uint32_t execution : {0, 1, 2}) {
+    SumPass& large = Issue(1, 12, execution, UINT64_MAX, Moves::kScatter);
+    for (int i = 0; i < 3; ++i) Place(large);
+    Issue(2, 12, execution);  // needs both directions, and isn't shorter
+    Issue(3, 6, execution, UINT64_MAX, Moves::kGather);
+    Issue(4, 3, execution, UINT64_MAX, Moves::kGather);  // it isn't worth it
+    announced_ = 0;
+    EXPECT_EQ(PlaceAll(),
+              "313131313131"
+              "111"
+              "444"
+              "222222222222")
+        << execution;
+    EXPECT_EQ(announced_, execution < 1 ? 3 : 0);
+  }
 }
 
 // It waits for the predicted sum, but not for ever, and begins to wait anew after each place.

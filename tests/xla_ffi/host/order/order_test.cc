@@ -63,6 +63,39 @@ TEST(Order, aScanOfAnyLengthIsLearnt) {
 }
 
 // A sum in a branch that every third execution takes.
+TEST(Order, twoSumsThatTakeTurns) {
+  Order leader(kWindow);
+  Order follower(kWindow);
+  for (uint32_t execution = 0; execution < 3; ++execution) {
+    int announced = 0;
+    const auto append = [&](uint64_t site, uint32_t segment, uint32_t segments, bool takes_turns = false) {
+      std::string message;
+      const uint32_t chunks = segment + 1 == segments ? 2 : 5;  // the last is shorter
+      const LogEntry entry = leader.Append(Id(site, execution, segment), chunks, segments, "", message, takes_turns);
+      auto rest = Span(message);
+      announced += !message.empty();
+      const LogEntry same = message.empty() ? follower.Speculate() : follower.Read(rest)->entries.back();
+      EXPECT_EQ(same.id, entry.id);
+      EXPECT_EQ(same.first_position, entry.first_position);
+      EXPECT_EQ(leader.in_turns(), follower.in_turns());
+    };
+    append(1, 0, 6);
+    append(1, 1, 6);
+    append(2, 0, 3, /*takes_turns=*/true);
+    for (uint32_t segment = 1; segment < 3; ++segment) {
+      EXPECT_TRUE(leader.in_turns());
+      append(1, segment + 1, 6);
+      append(2, segment, 3);
+    }
+    EXPECT_TRUE(leader.in_turns());
+    append(1, 4, 6);
+    EXPECT_FALSE(leader.in_turns());
+    append(1, 5, 6);
+    // Each sum's start, and the ends; then from the last one back to the first.
+    EXPECT_EQ(announced, execution == 0 ? 4 : execution == 1 ? 1 : 0);
+  }
+}
+
 TEST(Order, executionsWithoutASumAreLearnt) {
   Order leader(kWindow);
   const auto execute = [&](uint32_t execution) { return Announces(leader, Id(1, execution)); };
@@ -211,7 +244,12 @@ TEST(Order, followersAgreeWithTheLeaderForEverySeed) {
     for (int i = 0; i < 200; ++i) {
       const uint64_t site = random() % 10 < 8 ? i % 3 : random() % 4;
       std::string message;
-      truth.push_back(leader.Append({site + 1, sums[site] / 5, sums[site] % 5}, 1 + site, 1, "", message));
+      // Sums of one segment, and of three, which may take turns with others.
+      const bool is_long = seed % 3 == 0;
+      const SegmentId id = is_long ? SegmentId{site + 1, sums[site] / 3, 0, sums[site] % 3}
+                                   : SegmentId{site + 1, sums[site] / 5, sums[site] % 5};
+      const bool takes_turns = is_long && random() % 3 == 0;
+      truth.push_back(leader.Append(id, 1 + site, is_long ? 3 : 1, "", message, takes_turns));
       ++sums[site];
       if (!message.empty()) messages.emplace_back(truth.size(), message);
       if (random() % 4 == 0) catch_up();
