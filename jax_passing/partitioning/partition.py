@@ -104,8 +104,8 @@ def partition(
             cut_bytes=np.array([sum(bytes_of(model.shapes[value]) for value in live) for live in slicer.crossing]),
             may_cut=legal_positions(slicer, max_live, stages, forward_s + backward_s),
             weights=_weights(slicer, optimizer_copies),
-            # Measured times don't say which part of them is the forward pass, so the counted shares serve for them.
             work_bytes=np.array([cost.work_bytes for cost in costs]),
+            # Measured times don't say which part of them is the forward pass, so the counted shares serve for them.
             forward_share=forward_s / np.maximum(forward_s + backward_s, np.finfo(float).tiny),
         )
         limits = Limits(link_gbit * 1e9 / 8, overlap, memory_bytes, microbatches, remat, imbalance)

@@ -53,7 +53,7 @@ class Plan:
       params_tree, params_shapes: structure and leaves of the parameters.
       batch_tree, batch_shapes: structure and leaves of one microbatch.
       frozen: by leaf of the parameters, whether it isn't trained: its gradient is None.
-      notes: sentences on what keeps the slowest stage from being faster.
+      notes: sentences on what would make the slowest stage faster, or the bytes between stages fewer.
     """
 
     stages: tuple[Stage, ...]

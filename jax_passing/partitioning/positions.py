@@ -52,7 +52,7 @@ def notes_on(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> t
 
 
 def notes_on_bytes(chain: Chain, stages: int, limits: Limits, cuts: tuple[int, ...]) -> tuple[str, ...]:
-    """Returns a sentence that says so if stages that are hardly slower would send at most half as much."""
+    """Returns a note if stages that are hardly slower would send at most half as much."""
     if limits.imbalance or stages < 2:
         return ()
     trade = replace(limits, imbalance=TRADED)

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 
 from jax_passing.predict import constants
 from jax_passing.predict.cluster import Cluster
-from jax_passing.predict.schemes import central, one_host
-from jax_passing.predict.sums import costs, of_byte
+from jax_passing.predict.schemes import Scheme, central, one_host
+from jax_passing.predict.sums import Costs, costs, of_byte
 
 # Of what a byte of a sum of floats takes on the wire: its frame, a header alone in its place, its share of exponents.
 _FRAME = constants.UDP_FRAME_BYTES_PER_BYTE / constants.UDP_WIRE_BYTES_PER_BYTE
 _HEADER = constants.BARE_FRAME_BYTES_PER_BYTE / constants.UDP_WIRE_BYTES_PER_BYTE
 _EXPONENTS = 1 - _FRAME
 
-RINGS = {"psum_scatter": 0.5, "all_gather": 0.5, "both at once": 1.0, "broadcast": None}
+RING_SHARES = {"psum_scatter": 0.5, "all_gather": 0.5, "both at once": 1.0, "broadcast": None}
 """The collectives, with how much of a ring's all-reduce JAX's own takes; None: JAX has none."""
 
 
@@ -55,8 +55,12 @@ def loads(collective: str, hosts: int, leaves_out: bool) -> tuple[list[float], l
     scatter = _with_lanes(others) + _EXPONENTS, _with_lanes(own) + _EXPONENTS
     gather = _with_lanes(own), _with_lanes(others)
     both = scatter[0] + gather[0], scatter[1] + gather[1]
-    up, down = {"psum_scatter": scatter, "all_gather": gather}.get(collective, both)
+    up, down = {"psum_scatter": scatter, "all_gather": gather, "both at once": both}[collective]
     return [up] * hosts, [down] * hosts
+
+
+def _scheme(collective: str, cluster: Cluster, leaves_out: bool) -> Scheme:
+    return one_host(cluster) if cluster.hosts == 1 else central(cluster, *loads(collective, cluster.hosts, leaves_out))
 
 
 def predict_collectives(cluster: Cluster, size_bytes: float) -> list[PredictedCollective]:
@@ -65,22 +69,17 @@ def predict_collectives(cluster: Cluster, size_bytes: float) -> list[PredictedCo
     ring = costs(cluster, "ring")
     assert ring is not None
     found = []
-    for collective, share in RINGS.items():
-        times = []
-        for leaves_out in (False, True):
-            ups, downs = loads(collective, cluster.hosts, leaves_out)
-            scheme = one_host(cluster) if cluster.hosts == 1 else central(cluster, ups, downs)
-            byte = of_byte(scheme)
-            times.append(scheme.waits_s + byte.time_s * size_bytes)
-        traffic = scheme.phases[0]
+    for name, share in RING_SHARES.items():
+        bare, whole = (_scheme(name, cluster, leaves_out) for leaves_out in (True, False))
+        now, before = (Costs(name, cluster, each.waits_s, of_byte(each)).of(size_bytes) for each in (bare, whole))
         found.append(
             PredictedCollective(
-                collective,
-                times[True],
-                traffic.host_bytes("out") * size_bytes,
-                traffic.host_bytes("into") * size_bytes,
-                "latency" if 2 * scheme.waits_s > times[True] else byte.bound,
-                times[False],
+                name,
+                now.time_s,
+                bare.phases[0].host_bytes("out") * size_bytes,
+                bare.phases[0].host_bytes("into") * size_bytes,
+                now.bound,
+                before.time_s,
                 None if share is None else share * ring.of(size_bytes).time_s,
             )
         )

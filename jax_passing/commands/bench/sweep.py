@@ -149,7 +149,9 @@ def run(options: Options, switch: str | None, json: Path | None, plot: Path | No
         }
     if session.rank != 0:
         return 0
-    _show(rows, comparison.compare(old, rows))
+    _show(rows)
+    if compare is not None:
+        _show_comparison(comparison.compare(old, rows), compare)
     if json is not None:
         table.write_json(json, rows, **context)
     if plot is not None:
@@ -161,12 +163,21 @@ def _title(row: Row) -> str:
     return f"psum of {row.dtype} over {row.hosts} hosts x {row.devices_per_host} devices"
 
 
-def _show(rows: list[Row], compared: list[comparison.Comparison]) -> None:
+def _console() -> Console:
     console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)  # a file or a pipe needn't wrap the table
+    return console if console.is_terminal else Console(width=160)  # a file or a pipe needn't wrap the table
+
+
+def _show(rows: list[Row]) -> None:
+    console = _console()
     console.print(table.table(rows, title=_title(rows[0])))
     console.print(table.NOTE, "In place: the argument was donated.", highlight=False)
-    if compared:
-        console.print(comparison.table(compared))
-        console.print(comparison.NOTE, highlight=False)
+
+
+def _show_comparison(compared: list[comparison.Comparison], old: Path) -> None:
+    console = _console()
+    if not compared:
+        console.print(f"{old} has none of these sums to compare with.", highlight=False)
+        return
+    console.print(comparison.table(compared))
+    console.print(comparison.NOTE, highlight=False)

@@ -25,7 +25,7 @@ class Shard:
       calls: of the switch; the last one counts.
       hello: its greeting; None as long as there is no connection.
       socket: for packets; from `open_socket` on.
-      welcome: what the switch settled; None until then.
+      welcome: what the switch settled, once `is_welcomed`.
       is_over: the switch has said Bye.
     """
 

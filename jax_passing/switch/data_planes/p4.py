@@ -72,7 +72,7 @@ class P4DataPlane:
                 f"its program is of another version of jax_passing: it counts {cells} verdicts instead of "
                 f"{len(VERDICTS)}. Compile that of this version, and load it"
             )
-        with suppress(UnreadableError):
+        with suppress(UnreadableError):  # DeviceError if the program has none; a server that can't read doesn't tell
             pipeline.register(self.newest_register, 0)
         pipeline.insert_group(ALL_PORTS, [(port, 0) for port in device.ports])
         for mac, port in {mac_number(known.mac): known.port for known in device.neighbours}.items():
