@@ -218,6 +218,7 @@ def all_errors() -> None:
 
     session = jax_passing.init(axis_name="d", deadline_s=30, world_size_min=1)
     handle = jax.block_until_ready(start(x))
+    jax_passing.barrier()  # or the other host couldn't start it any more
     session.rejoin(0)
     caught("former", lambda: done(handle))
     print("went on with", float(done(start(x))[0, 0]))
