@@ -128,24 +128,32 @@ def held_by_stages(chain: Chain, limits: Limits, positions: NDArray[np.int64], s
             weights + transient + in_flight * (kept[last] - before[first + 1] + chain.cut_bytes[first])
         )  # less what it gains by c
         gain = kept - before[:-1]
-        gains = np.maximum.accumulate(gain[ends])
         missing = (from_first - limits.memory_bytes) / in_flight
-        behind = np.searchsorted(ends, first, "right")
-        index = np.maximum(np.searchsorted(gains, missing, "left"), behind)
-        end = np.where(index < len(ends), ends[np.minimum(index, len(ends) - 1)], last)
-        end = np.where((end < last) & (gain[end] >= missing), end, last)
-        # Behind the last segment's beginning there may be less to keep than crosses it.
-        latest = np.searchsorted(ends, last, "left") - 1
-        before_last = np.where(latest >= behind, ends[np.maximum(latest, 0)], last)
-        end = np.where(gain[end] >= missing, end, before_last)
+        end, most = _first_ends(ends, gain, positions, missing)
         fits = (gain[end] >= missing) & (last > first)
         again_s = np.where(fits, forward_s[end] - forward_s[first], np.inf)
         better = again_s < held.again_s
         held.bytes[better] = (from_first - in_flight * gain[end])[better]
         held.again_s[better], held.size[better], held.end[better] = again_s[better], size, end[better]
-        least = from_first - in_flight * np.maximum(gain[last], gain[before_last])
-        np.minimum(held.least_bytes, least, out=held.least_bytes)
+        np.minimum(held.least_bytes, from_first - in_flight * most, out=held.least_bytes)
     return held
+
+
+def _first_ends(
+    ends: NDArray[np.int64], gain: Floats, positions: NDArray[np.int64], missing: Floats
+) -> tuple[NDArray[np.int64], Floats]:
+    """Returns at [a, b] the first of the ends between positions a and b at which a stage gains what is missing, else b,
+    and the most that it can gain."""
+    found = np.broadcast_to(positions, missing.shape).copy()
+    most = np.broadcast_to(gain[positions], missing.shape).copy()
+    for row, first in enumerate(positions[:-1]):
+        inner = ends[np.searchsorted(ends, first, "right") :]
+        so_far = np.maximum.accumulate(gain[inner])
+        count = np.searchsorted(inner, positions, "left")  # of ends before b
+        at = np.searchsorted(so_far, missing[row], "left")
+        found[row] = np.where(at < count, inner[np.minimum(at, len(inner) - 1)], positions)
+        most[row] = np.maximum(most[row], np.where(count, so_far[np.maximum(count, 1) - 1], -np.inf))
+    return found, most
 
 
 def segments_of_stage(chain: Chain, limits: Limits, first: int, last: int, stages_after: int) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def notes_on(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> t
 
 def notes_on_bytes(chain: Chain, stages: int, limits: Limits, cuts: tuple[int, ...]) -> tuple[str, ...]:
     """Returns a note if stages that are hardly slower would send at most half as much."""
-    if limits.imbalance or stages < 2:
+    if limits.imbalance or limits.remat or stages < 2:
         return ()
     trade = replace(limits, imbalance=TRADED)
     others = best_cuts(chain, stages, trade)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from jax_passing.errors import UsageError
 from jax_passing.partitioning.memory import Chain, Floats, Held, Limits, held_by_stages
 
+POSITIONS_MAX = 400  # where stages may compute again: each costs many more steps
+
 
 def stage_s(chain: Chain, limits: Limits, first: int, last: int, stages_after: int = 0) -> float:
     """Returns how long the stage of operations first to last - 1 is busy with a microbatch, if `stages_after` come
@@ -51,7 +53,7 @@ def best_cuts(chain: Chain, stages: int, limits: Limits | None = None) -> tuple[
     The slowest stage is as fast as it can be; among such cuts, as few bytes as possible cross them. With
     `limits.imbalance` bytes count first: the slowest stage may take so much longer, and is as fast as it can be with
     the fewest bytes. The time that this takes grows with the number of stages, and with the square of the number of
-    legal positions.
+    legal positions, of which at most POSITIONS_MAX are tried with `limits.remat`.
 
     Raises UsageError if there are too few legal positions, or if no stages fit into the memory.
     """
@@ -62,21 +64,24 @@ def best_cuts(chain: Chain, stages: int, limits: Limits | None = None) -> tuple[
         raise UsageError(
             f"The model can be cut in {len(inner)} positions, too few for {stages} stages: ask for fewer stages."
         )
+    if limits.remat and len(inner) > POSITIONS_MAX:
+        inner = _fewer(chain, inner)
     positions = np.concatenate([[0], inner, [n]])
-    by_depth = {
-        depth: held_by_stages(chain, limits, positions, depth - 1)
-        for depth in {limits.in_flight(after) for after in range(stages)}
-    }
-    held = [by_depth[limits.in_flight(stages - 1 - stage)] for stage in range(stages)]
-    costs = [_stage_costs(chain, limits, positions, one) for one in held]
+    depths = [limits.in_flight(after) for after in reversed(range(stages))]
+    if not np.isfinite(limits.memory_bytes):
+        depths = [1] * stages  # all stages fit alike
+    by_depth = {depth: held_by_stages(chain, limits, positions, depth - 1) for depth in set(depths)}
+    costs_of = {depth: _stage_costs(chain, limits, positions, held) for depth, held in by_depth.items()}
+    held, costs = [by_depth[depth] for depth in depths], [costs_of[depth] for depth in depths]
     best = _slowest(costs)
     if not np.isfinite(best):
         raise UsageError(_too_large(limits, positions, held))
     crossing = chain.cut_bytes[positions]
     total, indices = _fewest_bytes(crossing, costs, best * (1 + limits.imbalance))
     if limits.imbalance:
-        known = np.unique(np.concatenate([cost[(cost > best) & np.isfinite(cost)] for cost in costs] + [[best]]))
-        times = known[known <= best * (1 + limits.imbalance)]
+        allowed = best * (1 + limits.imbalance)
+        slower = [cost[(cost > best) & (cost <= allowed)] for cost in costs_of.values()]
+        times = np.unique(np.concatenate([*slower, [best]]))
         low, high = 0, len(times) - 1  # the fewest bytes cross if stages may take times[high]
         while low < high:
             middle = (low + high) // 2
@@ -85,6 +90,15 @@ def best_cuts(chain: Chain, stages: int, limits: Limits | None = None) -> tuple[
             )
         _, indices = _fewest_bytes(crossing, costs, times[high])
     return tuple(int(positions[index]) for index in indices)
+
+
+def _fewer(chain: Chain, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns, of the positions in each of POSITIONS_MAX equal shares of the work, the one that fewest bytes cross."""
+    done = np.concatenate([[0.0], np.cumsum(chain.compute_s)])
+    share = np.floor(done[positions] / max(done[-1], np.finfo(float).tiny) * POSITIONS_MAX)
+    order = np.lexsort((positions, chain.cut_bytes[positions], share))
+    _, firsts = np.unique(share[order], return_index=True)
+    return np.sort(positions[order[firsts]])
 
 
 def _too_large(limits: Limits, positions: NDArray[np.int64], held: Sequence[Held]) -> str:
