@@ -239,10 +239,8 @@ void Aes::ApplyTo(Apply apply, uint64_t high, uint64_t low, uint32_t lanes, cons
   const size_t rest = lanes % kLanesOfStride;
   if (rest == 0) return;
   const size_t done = size_t{whole} * kBlockBytes;
-  std::array<uint8_t, size_t{kStride} * kBlockBytes> last{};
-  std::copy_n(in + done, 4 * rest, last.begin());
-  apply(keys_, high, low + whole, kStride, last.data(), last.data());
-  std::copy_n(last.begin(), 4 * rest, out + done);
+  if (out != in) std::copy_n(in + done, 4 * rest, out + done);
+  apply(keys_, high, low + whole, kStride, out + done, out + done);
 }
 
 }  // namespace passing

@@ -29,7 +29,7 @@ class Aes {
 
   explicit Aes(std::span<const uint8_t, kKeyBytes> key);
 
-  // The same for any number of lanes.
+  // The same for any number of lanes. `out` has room for whole strides: what is behind the lanes is undefined then.
   void Add(uint64_t high, uint64_t low, uint32_t lanes, const uint8_t* in, uint8_t* out) const {
     ApplyTo(Best().add, high, low, lanes, in, out);
   }

@@ -112,7 +112,6 @@ ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t 
   uint8_t* lanes = packet + wire::kHeaderBytes;
   wire::Header header = HeaderOf(placed, chunk);
   const uint32_t lane_count = LanesOf(placed, chunk);
-  std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
   uint8_t flags = 0;
   const bool may_be_bare = MayBeBare(placed, chunk);
   const ChunkRole role = RoleIn(placed, chunk);
@@ -136,6 +135,7 @@ ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t 
   } else {
     header.flags = flags;
   }
+  std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
   if (may_be_bare) {
     if (role.keeps_lanes || role.adds_zeros || AreZero(lanes, lane_count)) header.flags |= wire::kFlagBare;
     if (!role.needs_result) header.flags |= wire::kFlagNoResult;

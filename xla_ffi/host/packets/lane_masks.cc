@@ -7,6 +7,8 @@
 namespace passing {
 namespace {
 
+static_assert(wire::kMaxLanes % (Aes::kStride * Aes::kLanesOfBlock) == 0);  // whole strides fit into its room
+
 // The counters of a rank's P begin there.
 constexpr uint64_t FirstOf(uint32_t rank) { return uint64_t{rank} << 32; }
 

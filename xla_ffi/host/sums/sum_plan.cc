@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <numeric>
 #include <utility>
 
 namespace passing {
@@ -20,6 +21,19 @@ ElementFormat FormatOf(const SumSpec& spec, uint32_t world_size) {
   return format;
 }
 
+// Floats fill a multiple of four lanes: 64 such chunks are whole blocks of 256.
+uint32_t CellsOfChunk(const ElementFormat& format, const LaneGroup& group, uint32_t lanes) {
+  const uint32_t used = IsFloat(format.dtype) && lanes > 4 ? lanes / 4 * 4 : lanes;
+  return used / group.lanes * group.elements;
+}
+
+uint32_t CellsOfSegment(const ElementFormat& format, const LaneGroup& group, uint32_t cells_per_chunk) {
+  const uint32_t most = kSegmentLanes / group.lanes * group.elements;
+  const uint32_t block = IsFloat(format.dtype) ? BlockElements(format, UINT32_MAX) : 1;
+  const uint32_t step = std::lcm(cells_per_chunk, block);
+  return step <= most ? most / step * step : most;
+}
+
 }  // namespace
 
 SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_size)
@@ -27,7 +41,7 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
       format_(FormatOf(spec, world_size)),
       ranks_apart_(limits.maxima_apart && spec.op == Op::kMax),
       group_(ranks_apart_ ? LaneGroup{1, world_size} : LaneGroupOf(format_)),
-      cells_per_chunk_(limits.lanes_per_chunk / group_.lanes * group_.elements) {
+      cells_per_chunk_(CellsOfChunk(format_, group_, limits.lanes_per_chunk)) {
   const uint16_t per_block = limits.exponents_apart ? static_cast<uint16_t>(CeilDiv(world_size, kRanksPerLane))
                              : format_.is_narrow()  ? 1
                                                     : kNumbersPerBlock;
@@ -48,7 +62,7 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
     leaf_blocks_.push_back(leaf_blocks_.back() + CeilDiv(elements, block_elements_.back()));
   }
   const uint64_t total = leaf_starts_.back();
-  const uint32_t capacity = kSegmentLanes / group_.lanes * group_.elements;
+  const uint32_t capacity = CellsOfSegment(format_, group_, cells_per_chunk_);
   const auto close = [&](Segment segment) {
     segment.per_block = per_block;
     segment.moves_bits = !format_.is_narrow();

@@ -22,6 +22,24 @@ TEST(SumPlan, oneGibibyteOfFloat32HasOnlyFullChunks) {
   EXPECT_EQ(plan.segment(0).data_chunks, 64u);
 }
 
+// As of packets with three lanes of a check, one of masks, or both.
+TEST(SumPlan, chunksOfOtherLengthsAreFullToo) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kInt32}) {
+    for (const uint32_t lanes : {357u, 359u, 253u, 61u}) {
+      const SumPlan plan(Shape(dtype, {uint64_t{1} << 24}), {.lanes_per_chunk = lanes, .window = 256},
+                         /*world_size=*/2);
+      const uint32_t full = plan.DataRange(plan.segment(0), plan.segment(0).exponent_chunks).count;
+      EXPECT_LE(plan.LanesOf(full), lanes);
+      EXPECT_GE(plan.LanesOf(full), lanes - 3);
+      for (uint32_t segment = 0; segment + 1 < plan.segment_count(); ++segment) {
+        EXPECT_EQ(plan.segment(segment).cell_count % full, 0u) << lanes << " lanes, segment " << segment;
+        EXPECT_LE(plan.LanesOf(plan.segment(segment).cell_count), kSegmentLanes);
+        EXPECT_GE(plan.LanesOf(plan.segment(segment).cell_count), kSegmentLanes / 2);
+      }
+    }
+  }
+}
+
 TEST(SumPlan, twoBFloat16ShareALane) {
   const SumPlan plan(Shape(DType::kBFloat16, {uint64_t{1} << 28}), {.lanes_per_chunk = 360, .window = 256},
                      /*world_size=*/2);
