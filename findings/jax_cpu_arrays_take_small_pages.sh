@@ -3,8 +3,8 @@
 # maps it anew each time, so the system fills 4 KB pages with zeros as they are first written: a jitted x + 1 of 64 MiB
 # has 16,384 page faults, and about 600 ns of system time a KB, several times what the addition takes. Where huge pages
 # are for who asks ("madvise"), glibc.malloc.hugetlb=1 in GLIBC_TUNABLES (glibc 2.35 or newer) makes it 300 faults and
-# 110 to 240 ns. Seen with jaxlib 0.10.2 on Debian 12. jax_passing asks for huge pages where lax.psum over its switch has
-# results, but can't for what else a program computes.
+# 110 to 240 ns. Seen with jaxlib 0.10.2 on Debian 12. jax_passing asks for huge pages where lax.psum over its switch
+# has results, but can't for what else a program computes.
 set -euo pipefail
 grep -q '\[madvise\]' /sys/kernel/mm/transparent_hugepage/enabled || {
   echo "huge pages aren't for who asks on this system"
