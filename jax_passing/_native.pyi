@@ -123,9 +123,11 @@ class Transport:
         mask_key: bytes | None = None,
         seed: int = 0,
         check_nans: bool = False,
+        ranks_at_port: int = 1,
     ) -> None:
         """`check_key`: of CHECK_KEY_BYTES in protocol/keys.py, if sums are checked. `mask_key`: of MASK_KEY_BYTES, if
-        sums are confidential. `seed`: of random rounding. `check_nans`: a NonFinite is told. Raises ValueError."""
+        sums are confidential. `seed`: of random rounding. `check_nans`: a NonFinite is told. `ranks_at_port`: how many
+        ranks reach a switch through one port, its own. Raises ValueError."""
 
     def deliver_order_message(self, message: bytes) -> None: ...
     def note_stall(self, note: str) -> None: ...

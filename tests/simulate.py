@@ -147,11 +147,17 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="with --seed or --plan: all that was said")
     parser.add_argument("--plants", type=int, default=0, metavar="SEEDS", help="to find each planted bug with")
     parser.add_argument("--hours", type=int, default=0, help="of one cluster's life, with --seed; 12 at least")
+    parser.add_argument("--port", action="store_true", help="how near sums come to what a port carries")
     parser.add_argument("--no-shrink", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--build", type=Path, default=HERE.parent / "build/check/cmake")
     args = parser.parse_args()
     sys.path.append(str(args.build))
+    if args.port:
+        from simulation import port
+
+        port.main()
+        return 0
     if 0 < args.hours < 12:
         parser.error("memory is warm after half of the hours only if these are 12 at least")
     if args.hours:

@@ -84,7 +84,8 @@ class Welcome(Message, frozen=True):
     `contribution_secret`, `result_secret`: if packets have tags, the secrets of their keys; the former is this worker's
     alone. `nonce`: the root's, drawn for this epoch. `host_nonces`: those of all ranks, in their order, if each has
     one. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which
-    the switch stands, None if it has a port for each host.
+    the switch stands, None if it has a port for each host. `ranks_at_port`: how many ranks send to one port of the
+    network, that of the switch or of one above it; 1 if all of these have a port for each.
     """
 
     job_id: Id
@@ -103,6 +104,7 @@ class Welcome(Message, frozen=True):
     host_nonces: Annotated[tuple[HostNonce, ...], Meta(max_length=RANKS_MAX)] = ()
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
+    ranks_at_port: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = 1
 
     @property
     def packet_keys(self) -> tuple[bytes, bytes] | None:

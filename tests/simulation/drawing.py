@@ -80,6 +80,7 @@ def _switches(random: Random) -> list[Switch]:
                 whole_chunks=whole,
                 takes_bare=random.random() < 0.8,
                 multicast=random.random() < 0.6,
+                has_one_port=number % 2 == 0,
             )
         )
     return switches

@@ -41,6 +41,7 @@ class Switch(Struct):
     whole_chunks: bool = False
     takes_bare: bool = True
     multicast: bool = True
+    has_one_port: bool = False
     key: int = 0  # which one; 0: none
     tags: bool = False  # it can, as soon as it has a key
 

@@ -71,7 +71,7 @@ class SimulatedDataPlane:
         self._incarnation = incarnation
         self._world = process.world
         self._packets = process.world.packets
-        self._multicast = plan.multicast
+        self._multicast, self._has_one_port = plan.multicast, plan.has_one_port
         self._refuses, self._first_position = of_all.refuses, of_all.first_position
         self.can_tag = plan.tags
         self.slot_total, self.lanes_per_chunk = plan.slot_total, plan.lanes_per_chunk
@@ -85,6 +85,9 @@ class SimulatedDataPlane:
         self.incarnation_of = {}
         self._sockets = WeakValueDictionary()  # to parents, by number; one that nobody holds any more is closed
         self.lost = ""
+
+    def has_one_port(self, own_addresses):
+        return self._has_one_port
 
     def group(self, job, own_address):
         return group_of(job, own_address, PORT) if self._multicast else None

@@ -30,6 +30,7 @@ struct JobConfig {
   std::string name{};  // for messages
   uint16_t rank = 0;
   uint32_t world_size = 1;
+  uint32_t ranks_at_port = 1;    // how many ranks reach a switch through one port of the network, its own
   std::vector<Shard> shards{};   // in the order that all ranks agreed on
   uint32_t slots_per_shard = 0;  // a power of two
   uint32_t lanes_per_chunk = wire::kMaxLanes;

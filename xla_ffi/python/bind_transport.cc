@@ -44,10 +44,11 @@ std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Fail
 void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, const std::string& job, uint16_t rank,
                    uint32_t world_size, uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s,
                    double deadline_s, const std::optional<nb::bytes>& check_key,
-                   const std::optional<nb::bytes>& mask_key, uint64_t seed, bool check_nans) {
+                   const std::optional<nb::bytes>& mask_key, uint64_t seed, bool check_nans, uint32_t ranks_at_port) {
   RankOptions options{.job = {.name = job,
                               .rank = rank,
                               .world_size = world_size,
+                              .ranks_at_port = ranks_at_port,
                               .shards = {},
                               .slots_per_shard = slots_per_shard,
                               .lanes_per_chunk = lanes_per_chunk,
@@ -144,7 +145,7 @@ void BindTransport(nb::module_& m) {
   nb::class_<SharedTransport>(m, "Transport")
       .def("__init__", MakeTransport, "shards"_a, nb::kw_only(), "job"_a, "rank"_a, "world_size"_a, "slots_per_shard"_a,
            "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a, "check_key"_a.none() = nb::none(),
-           "mask_key"_a.none() = nb::none(), "seed"_a = 0, "check_nans"_a = false)
+           "mask_key"_a.none() = nb::none(), "seed"_a = 0, "check_nans"_a = false, "ranks_at_port"_a = 1)
       .def("deliver_order_message",
            [](SharedTransport& self, nb::bytes message) {
              self->DeliverOrderMessage(std::string(message.c_str(), message.size()));

@@ -47,6 +47,8 @@ def start(
             mask_key=mask_key(context, own_nonce, welcomes),
             seed=settings.seed,
             check_nans=settings.check_nans,
+            # Each of the shards' ports has its part of what is in flight.
+            ranks_at_port=max(1, max(welcome.ranks_at_port for welcome in welcomes) // len(shards)),
             warn_s=settings.warn_s,
             deadline_s=settings.deadline_s,
         )

@@ -7,7 +7,7 @@ calls come from one thread and return within microseconds to milliseconds.
 import ipaddress
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -129,6 +129,9 @@ class DataPlane(Protocol):
     def takes_bare(self) -> bool:
         """Says whether it knows packets without lanes: contributions that add nothing, and results for those who need
         no lanes of them. Elsewhere hosts send all lanes, and get them."""
+
+    def has_one_port(self, own_addresses: Set[str]) -> bool:
+        """Says whether all who reach it at these addresses of its machine do so through one port of the network."""
 
     @property
     def can_tag(self) -> bool:

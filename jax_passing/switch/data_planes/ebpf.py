@@ -6,7 +6,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -14,6 +14,7 @@ from pathlib import Path
 from jax_passing import _native
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import verdicts
+from jax_passing.protocol.link_rate import one_card
 from jax_passing.protocol.packet import LANES_MAX, WORKERS_MAX
 from jax_passing.switch.data_planes import libbpf
 from jax_passing.switch.data_planes.data_plane import (
@@ -118,6 +119,9 @@ class EbpfDataPlane:
         assert self._job_map.value_bytes == _JOB_BYTES
         assert self._slots.value_bytes == _SLOT_BYTES
         assert self._counters.value_bytes == 8 * len(_COUNTERS)
+
+    def has_one_port(self, own_addresses: Set[str]) -> bool:
+        return one_card(own_addresses)
 
     def group(self, job: int, own_address: str) -> MulticastGroup | None:
         """Returns a group if all are behind one device, such as a bridge: there the network copies results. Else each

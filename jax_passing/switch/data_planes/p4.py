@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -84,6 +84,9 @@ class P4DataPlane:
     def _own_entries(self) -> list[Entry]:
         own = {"mac": mac_number(self._device.mac)}
         return [Entry("own_address", {"ip": ip_number(self._device.address)}, "set_own_mac", own)]
+
+    def has_one_port(self, own_addresses: Set[str]) -> bool:
+        return False
 
     def group(self, job: int, own_address: str) -> MulticastGroup | None:
         return None

@@ -1,8 +1,9 @@
 """The data plane in this process is the slot pool in C++ behind a UDP port."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from jax_passing import _native
+from jax_passing.protocol.link_rate import one_card
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.data_planes.data_plane import JobSlots, MulticastGroup, Parent, SlotVersion, group_of
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
@@ -40,6 +41,9 @@ class SoftwareDataPlane:
             reach=job.reach,
             own_addresses=list(job.own_addresses),
         )
+
+    def has_one_port(self, own_addresses: Set[str]) -> bool:
+        return one_card(own_addresses)
 
     def group(self, job: int, own_address: str) -> MulticastGroup | None:
         return group_of(job, own_address, self.port) if self._multicast else None

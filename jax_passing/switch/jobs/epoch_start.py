@@ -285,6 +285,9 @@ class EpochStart:
             slowest = least(*(join.link_gbit for join in joins))
             slowest_switch = least(*(join.switch_link_gbit for join in joins))
         nonce = self._random_bytes() if above is None else above.nonce
+        own = {member.connection.own_host for member in epoch.members}
+        has_one_port = slowest_switch is not None or self._data_plane.has_one_port(own)
+        ranks_at_port = max(len(epoch.members) if has_one_port else 1, above.ranks_at_port if above else 1)
         by_rank = [join.host_nonce for _, join in sorted(epoch.joined().items())]
         host_nonces = above.host_nonces if above else tuple(by_rank) if all(by_rank) else ()
         for worker, member in enumerate(epoch.workers()):
@@ -306,5 +309,6 @@ class EpochStart:
                     host_nonces=host_nonces,
                     link_gbit=slowest,
                     switch_link_gbit=slowest_switch,
+                    ranks_at_port=ranks_at_port,
                 )
             )

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jax_passing.protocol.link_rate import interface_of, link_gbit
+from jax_passing.protocol.link_rate import interface_of, link_gbit, one_card
 
 IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
@@ -62,6 +62,14 @@ def test_what_virtual_interfaces_invent_is_not_taken(loopback):
     (loopback / "speed").write_text("10000\n")
     (loopback / "device").rmdir()
     assert link_gbit("127.0.0.1", loopback.parent) is None
+
+
+def test_addresses_of_one_card(loopback):
+    assert one_card({"127.0.0.1"}, loopback.parent)
+    assert not one_card({"127.0.0.1", "10.254.254.254"}, loopback.parent)  # nobody's
+    assert not one_card(set(), loopback.parent)
+    (loopback / "device").rmdir()  # a bridge: each that is connected to it has a port
+    assert not one_card({"127.0.0.1"}, loopback.parent)
 
 
 def test_loopback_has_no_rate():

@@ -68,6 +68,9 @@ class ModelDataPlane:
         for address in to:
             self._socket.sendto(packet, address)
 
+    def has_one_port(self, own_addresses):
+        return False
+
     def group(self, job, own_address):
         if not self._multicast:
             return None

@@ -28,22 +28,22 @@ struct Faults {
   int64_t stale_us = 0;
 };
 
-// Where packets leave a network switch one after the other. What comes while the buffer is full is lost.
-struct Port {
-  double bytes_per_us = 0;
-  int64_t buffer_bytes = 0;
-  double free_us = 0;  // when all that has come is through
-};
-
 class FakeNetwork {
  public:
   FakeNetwork(uint64_t seed, const Faults& faults) : random_(seed), faults_(faults) {}
 
-  int64_t now_us() const { return now_us_; }
+  int64_t now_us() const { return now_ns_ / 1000; }
   std::mt19937_64& random() { return random_; }
 
   void After(int64_t delay_us, std::function<void()> event) {
-    events_.emplace(std::pair{now_us_ + delay_us, ++event_number_}, std::move(event));
+    events_.emplace(std::pair{now_ns_ + 1000 * delay_us, ++event_number_}, std::move(event));
+  }
+
+  // With fractions of microseconds.
+  double exact_us() const { return static_cast<double>(now_ns_) / 1000; }
+  void At(double at_us, std::function<void()> event) {
+    const auto at_ns = std::max(static_cast<int64_t>(at_us * 1000), now_ns_);
+    events_.emplace(std::pair{at_ns, ++event_number_}, std::move(event));
   }
 
   using Deliver = std::function<void(std::span<const uint8_t>)>;
@@ -62,28 +62,16 @@ class FakeNetwork {
       Bring(packet, faults.delay_us + late_us, deliver);
     }
   }
-  // Through a port first.
-  void Send(std::vector<uint8_t> packet, Port& port, Deliver deliver) {
-    const auto bytes = static_cast<double>(packet.size() + kHeaderBytes);
-    const auto now = static_cast<double>(now_us_);
-    port.free_us = std::max(port.free_us, now);
-    if ((port.free_us - now) * port.bytes_per_us + bytes > static_cast<double>(port.buffer_bytes)) return;
-    port.free_us += bytes / port.bytes_per_us;
-    After(static_cast<int64_t>(port.free_us - now),
-          [this, packet = std::move(packet), deliver = std::move(deliver)] { Send(packet, deliver); });
-  }
   uint64_t flipped() const { return flipped_; }
 
-  // When the next event is due; INT64_MAX if there is none.
-  int64_t next_us() const { return events_.empty() ? INT64_MAX : events_.begin()->first.first; }
   // Runs the next event if it is due by `until_us`; else sets the clock to that, and returns false.
   bool Step(int64_t until_us) {
-    if (next_us() > until_us) {
-      now_us_ = until_us;
+    if (events_.empty() || events_.begin()->first.first > 1000 * until_us) {
+      now_ns_ = 1000 * until_us;
       return false;
     }
     auto event = events_.extract(events_.begin());
-    now_us_ = event.key().first;
+    now_ns_ = event.key().first;
     event.mapped()();
     return true;
   }
@@ -101,8 +89,6 @@ class FakeNetwork {
   }
 
  private:
-  static constexpr size_t kHeaderBytes = 42;  // of UDP, IP and Ethernet
-
   void Bring(const std::vector<uint8_t>& packet, int64_t delay_us, const Deliver& deliver) {
     After(delay_us, [packet, deliver] { deliver(packet); });
   }
@@ -119,7 +105,7 @@ class FakeNetwork {
   std::mt19937_64 random_;
   const Faults faults_;
   uint64_t flipped_ = 0;
-  int64_t now_us_ = 0;
+  int64_t now_ns_ = 0;
   uint64_t event_number_ = 0;
   std::map<std::pair<int64_t, uint64_t>, std::function<void()>> events_;
 };

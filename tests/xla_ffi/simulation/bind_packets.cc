@@ -101,9 +101,10 @@ uint32_t AddHost(Packets& self, uint16_t rank, uint32_t world_size,
                                               std::optional<MemberKeyBytes>, bool>>& shards,
                  uint32_t slots_per_shard, uint32_t lanes_per_chunk, const std::optional<nb::bytes>& check_key,
                  const std::optional<nb::bytes>& mask_key, uint64_t first_position, uint32_t incarnation, double warn_s,
-                 double deadline_s, uint64_t seed, bool check_nans) {
+                 double deadline_s, uint64_t seed, bool check_nans, uint32_t ranks_at_port) {
   RankOptions options{.job = {.rank = rank,
                               .world_size = world_size,
+                              .ranks_at_port = ranks_at_port,
                               .shards = {},
                               .slots_per_shard = slots_per_shard,
                               .lanes_per_chunk = lanes_per_chunk,
@@ -143,13 +144,15 @@ NB_MODULE(_simulation, m) {
           },
           nb::kw_only(), "loss"_a, "duplicate"_a, "reorder"_a, "delay_us"_a, "reorder_us"_a, "flip"_a,
           "brings_flipped"_a, "stale"_a, "stale_us"_a);
+  nb::class_<Neighbour>(m, "Neighbour").def_prop_ro("acknowledged_bytes", &Neighbour::acknowledged_bytes);
   nb::class_<Packets>(m, "Packets")
       .def(
           "__init__",
-          [](Packets* self, uint64_t seed, const Faults& up, const Faults& down, double forge, bool from_anywhere) {
-            new (self) Packets(seed, up, down, {.forge = forge, .from_anywhere = from_anywhere});
+          [](Packets* self, uint64_t seed, const Faults& up, const Faults& down, double forge, bool from_anywhere,
+             bool plain) {
+            new (self) Packets(seed, up, down, {.forge = forge, .from_anywhere = from_anywhere}, plain);
           },
-          "seed"_a, "up"_a, "down"_a, nb::kw_only(), "forge"_a, "from_anywhere"_a)
+          "seed"_a, "up"_a, "down"_a, nb::kw_only(), "forge"_a = 0, "from_anywhere"_a = false, "plain"_a = false)
       .def_prop_ro("now_us", &Packets::now_us)
       .def(
           "run",
@@ -162,6 +165,27 @@ NB_MODULE(_simulation, m) {
           "until_us"_a)
       .def("pause", &Packets::Pause, "machine"_a, "until_us"_a)
       .def("block", &Packets::Block, "from_machine"_a, "to_machine"_a, "until_us"_a)
+      .def(
+          "add_link",
+          [](Packets& self, uint32_t machine, double gbit, int64_t delay_us, int64_t buffer_bytes, double packet_us) {
+            self.AddLink(machine, {.bytes_per_us = gbit * 125,
+                                   .delay_us = delay_us,
+                                   .buffer_bytes = buffer_bytes,
+                                   .packet_us = packet_us});
+          },
+          "machine"_a, nb::kw_only(), "gbit"_a, "delay_us"_a, "buffer_bytes"_a, "packet_us"_a)
+      .def(
+          "lost", [](const Packets& self, uint32_t machine) { return self.links().lost(machine); }, "machine"_a)
+      .def(
+          "add_neighbour", [](Packets& self, uint32_t from, uint32_t to) { return &self.AddNeighbour(from, to); },
+          "from_machine"_a, "to_machine"_a, nb::rv_policy::reference_internal)
+      .def(
+          "host_packets",
+          [](const Packets& self, uint32_t host) {
+            const AllReduceStats stats = self.RankOf(host).stats();
+            return std::pair(stats.packets_sent, stats.packets_resent);
+          },
+          "host"_a)
       .def(
           "open",
           [](Packets& self, const MachinePort& own, const MachinePort& peer) {
@@ -182,10 +206,11 @@ NB_MODULE(_simulation, m) {
           [](Packets& self, const MachinePort& own, uint32_t slot_count, uint32_t whole_lanes) {
             return self.AddSwitch(EndpointOf(own), slot_count, whole_lanes);
           },
-          "own"_a, nb::kw_only(), "slot_count"_a, "whole_lanes"_a)
+          "own"_a, nb::kw_only(), "slot_count"_a, "whole_lanes"_a = 0)
       .def("remove_switch", &Packets::RemoveSwitch, "switch"_a)
       .def("add_job", &AddJob, "switch"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a,
-           "workers"_a, "group"_a.none(), "parent"_a.none(), "keys"_a.none(), "first_position"_a, "reach"_a)
+           "workers"_a, "group"_a = nb::none(), "parent"_a = nb::none(), "keys"_a = nb::none(), "first_position"_a = 0,
+           "reach"_a)
       .def("remove_job", &Packets::RemoveJob, "switch"_a, "job"_a)
       .def("stop_multicast", &Packets::StopMulticast, "switch"_a, "job"_a)
       .def(
@@ -228,8 +253,9 @@ NB_MODULE(_simulation, m) {
           },
           "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a, "moves"_a)
       .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,
-           "lanes_per_chunk"_a, "check_key"_a.none(), "mask_key"_a.none(), "first_position"_a, "incarnation"_a,
-           "warn_s"_a, "deadline_s"_a, "seed"_a, "check_nans"_a)
+           "lanes_per_chunk"_a, "check_key"_a = nb::none(), "mask_key"_a = nb::none(), "first_position"_a = 0,
+           "incarnation"_a, "warn_s"_a = 5, "deadline_s"_a = 60, "seed"_a = 0, "check_nans"_a = false,
+           "ranks_at_port"_a = 1)
       .def("execute", &Packets::Execute, "host"_a, "execution"_a, "sites"_a, "spread_us"_a)
       .def(
           "order_message",

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -24,6 +25,8 @@
 
 #include "../tests/xla_ffi/host/support/reference.h"
 #include "../tests/xla_ffi/net/fake_network.h"
+#include "../tests/xla_ffi/net/links.h"
+#include "../tests/xla_ffi/net/neighbour.h"
 #include "host/job_config.h"
 #include "host/rank_core.h"
 #include "switch/switch_core.h"
@@ -101,8 +104,11 @@ class Packets {
   // A paused machine does nothing; what arrives waits in its sockets.
   void Pause(uint32_t machine, int64_t until_us) { paused_until_[machine] = until_us; }
   void Block(uint32_t from, uint32_t to, int64_t until_us) { blocked_until_[{from, to}] = until_us; }
-  // All packets to there pass this port.
-  void Narrow(const Endpoint& to, const Port& port) { ports_[to] = port; }
+  // All machines with a link are connected to one network switch. They answer a packet at once; others leave packets a
+  // random time to gather.
+  void AddLink(uint32_t machine, const Link& link) { links_.Add(machine, link); }
+  const Links& links() const { return links_; }
+  Neighbour& AddNeighbour(uint32_t from, uint32_t to) { return neighbours_.emplace_back(network_, links_, from, to); }
 
   // Sockets.
 
@@ -252,8 +258,13 @@ class Packets {
   void Violate(uint32_t who, std::string text) { events_.push_back({who, Violation{std::move(text)}}); }
 
   // ---------------------------------------------------------------- the network
-  void Send(const Endpoint& from, const Endpoint& to, std::vector<uint8_t> packet, const Faults& faults,
-            bool by_group = false);
+  void Send(const Endpoint& from, const Endpoint& to, std::vector<uint8_t> packet, const Faults& faults) {
+    const double at_switch_us = links_.Leave(from.machine, packet.size());
+    Carry(from, to, std::move(packet), faults, at_switch_us);
+  }
+  void Carry(const Endpoint& from, const Endpoint& to, std::vector<uint8_t> packet, const Faults& faults,
+             double at_switch_us, bool by_group = false);
+  int64_t GatheringUs(uint32_t machine) { return links_.Has(machine) ? 0 : network_.Below(kBatchUs); }
   void SendToGroup(const Endpoint& from, const Endpoint& group, const std::vector<uint8_t>& packet);
 
   // ---------------------------------------------------------------- strangers
@@ -314,7 +325,8 @@ class Packets {
   std::unordered_map<uint32_t, Host> hosts_;
   std::unordered_map<uint32_t, int64_t> paused_until_;
   std::map<std::pair<uint32_t, uint32_t>, int64_t> blocked_until_;
-  std::map<Endpoint, Port> ports_;
+  Links links_{network_};
+  std::deque<Neighbour> neighbours_;
   std::vector<std::shared_ptr<const SumSpec>> sites_;
   std::unordered_map<uint32_t, std::vector<uint32_t>> incarnations_;  // its hosts, by rank
   std::map<std::pair<uint32_t, CallKey>, std::vector<Bytes>> references_;

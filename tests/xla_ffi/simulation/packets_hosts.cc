@@ -108,7 +108,7 @@ void Packets::WatchMasks(uint32_t number, uint32_t shard, std::span<const uint8_
 void Packets::OnHost(const Socket& socket, std::span<const uint8_t> packet, bool by_group) {
   Host& host = hosts_.at(socket.owner);
   if (host.core->OnPacket(socket.shard, packet, by_group, now_us())) host.progress_us = now_us();
-  WakeAt(socket.owner, now_us() + network_.Below(kBatchUs));
+  WakeAt(socket.owner, now_us() + GatheringUs(host.machine));
 }
 
 void Packets::OnEvent(uint32_t number, RankEvent event) {

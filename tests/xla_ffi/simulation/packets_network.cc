@@ -51,8 +51,8 @@ void Packets::Probe(uint32_t number, const Endpoint& group, const wire::ProbeNam
   }
 }
 
-void Packets::Send(const Endpoint& from, const Endpoint& to, std::vector<uint8_t> packet, const Faults& faults,
-                   bool by_group) {
+void Packets::Carry(const Endpoint& from, const Endpoint& to, std::vector<uint8_t> packet, const Faults& faults,
+                    double at_switch_us, bool by_group) {
   ++packet_count_;
   if (observer_) observer_(from, packet);
   if (strangers_.forge > 0) Watch({from, to, packet, by_group});
@@ -61,15 +61,18 @@ void Packets::Send(const Endpoint& from, const Endpoint& to, std::vector<uint8_t
   const auto arrive = [this, from, to, by_group](std::span<const uint8_t> arrived) {
     Arrive(from, to, arrived, by_group);
   };
-  if (const auto port = ports_.find(to); port != ports_.end()) {
-    return network_.Send(std::move(packet), port->second, arrive);
-  }
-  network_.Send(std::move(packet), faults, arrive);
+  if (!links_.Has(to.machine)) return network_.Send(std::move(packet), faults, arrive);
+  const size_t bytes = packet.size();
+  links_.Reach(to.machine, at_switch_us, bytes, [this, &faults, arrive, packet = std::move(packet)]() mutable {
+    network_.Send(std::move(packet), faults, arrive);
+  });
 }
 
 void Packets::SendToGroup(const Endpoint& from, const Endpoint& group, const std::vector<uint8_t>& packet) {
+  const double at_switch_us = links_.Leave(from.machine, packet.size());
   for (const auto& [number, socket] : sockets_) {
-    if (socket.group && socket.group->address == group) Send(from, socket.own, packet, down_, /*by_group=*/true);
+    if (!socket.group || socket.group->address != group) continue;
+    Carry(from, socket.own, packet, down_, at_switch_us, /*by_group=*/true);
   }
 }
 
@@ -179,7 +182,7 @@ void Packets::OnSwitch(const Socket& socket, const Endpoint& from, std::span<con
     Violate(number, "a worker is further ahead than it can be");
   }
   if (std::exchange(one.will_flush, true)) return;
-  network_.After(network_.Below(kBatchUs), [this, number] {
+  network_.After(GatheringUs(one.own.machine), [this, number] {
     if (switches_.contains(number)) Flush(number);
   });
 }

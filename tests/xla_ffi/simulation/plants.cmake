@@ -99,3 +99,8 @@ add_plant(results_are_left_out_for_whom_the_last_one_was switch/slot_pool.cc
 add_plant(a_host_forgets_the_lanes_that_it_kept host/packets/chunk_packets.cc
   "if (adds_own) {"
   "if (adds_own && header.bare()) {")
+# Windows are inline in SlotWindow's members, and in their callers.
+add_plant(loss_closes_the_window host/window/congestion_window.h
+  "regained_ = chunks_ = std::max({chunks_ * kDecrease, busy, 1.0});"
+  "regained_ = chunks_ = 0;"
+  host/window/slot_window.cc host/all_reduce.cc)

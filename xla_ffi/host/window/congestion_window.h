@@ -1,36 +1,67 @@
 // Limits how many chunks a rank has in flight. SlotWindow uses nothing else of it: another congestion control is
-// another class with these four members.
+// another class with these members. No clock: whoever calls says what time it is.
 #ifndef XLA_FFI_HOST_WINDOW_CONGESTION_WINDOW_H_
 #define XLA_FFI_HOST_WINDOW_CONGESTION_WINDOW_H_
 
 #include <algorithm>
 #include <cstdint>
 
+#include "host/window/round_trip.h"
+
 namespace passing {
 
-// Additive increase by 8 chunks a round trip, decrease by 15 %: w = 8 / 0.15 = 53 chunks (76 KiB, ten times the
-// bandwidth-delay product of 1 Gbit/s x 60 us) survive a loss in every round trip. A narrow window widens by a quarter
-// of itself: all ranks do, and may share a port.
+// All ranks of a job get the same results, so they see the same losses and nearly the same round trips, and their
+// windows stay alike: together they are one flow. Where they share a port, such as that of the machine on which a
+// switch runs, it is this flow that must fit into the port's buffer, however many ranks there are. So a rank begins
+// with its share of it, widens its window by its share of what one flow may add, and stops where something was lost.
+//
+// Loss isn't always congestion. Where a port drops packets, others queue there, and round trips are long. What a rank
+// has queued somewhere is its window less what the least round trip takes; loss narrows the window only as long as that
+// is more than the port needs to stay busy.
 class CongestionWindow {
  public:
-  // `slots`: how many chunks the job's switches hold at a time.
-  explicit CongestionWindow(uint32_t slots)
-      : max_chunks_(std::max(std::min(kLeastMaxChunks, slots), slots / kSlotsPerChunk)), chunks_(max_chunks_) {}
+  // `slots`: how many chunks the job's switches hold at a time. `ranks_at_port`: how many ranks send to one port, 1 if
+  // the switch has a port for each of them.
+  CongestionWindow(uint32_t slots, uint32_t ranks_at_port)
+      : ranks_(ranks_at_port),
+        max_chunks_(std::max(std::min(kLeastMaxChunks, slots), slots / kSlotsPerChunk)),
+        share_(ranks_at_port == 1 ? max_chunks_ : std::clamp(kPortChunks / ranks_, 1.0, max_chunks_)) {}
 
-  uint32_t chunks() const { return static_cast<uint32_t>(chunks_); }
-  void OnResult() { chunks_ = std::min(max_chunks_, chunks_ + std::min(kIncreaseChunks / chunks_, kIncrease)); }
-  // Once for all losses of one round trip.
-  void OnLoss(int64_t now_us, int64_t round_trip_us) {
-    if (now_us < next_decrease_us_) return;
-    next_decrease_us_ = now_us + round_trip_us;
-    chunks_ = std::min(chunks_, std::max(std::min(kMinChunks, max_chunks_), chunks_ * kDecrease));
+  uint32_t chunks() const { return static_cast<uint32_t>(std::min(chunks_, ready_) + 0.5); }
+
+  // Whoever sends after a pause finds no results in whose place its packets could come: all that it sends at once adds
+  // to a queue. So it sends its share, and then one more with each result.
+  void OnSent(int64_t now_us, const RoundTrip& round_trip) {
+    if (now_us > last_result_us_ + 2 * round_trip.smoothed_us()) ready_ = share_;
   }
+
+  void OnResult(int64_t now_us, const RoundTrip& round_trip) {
+    last_result_us_ = now_us;
+    ready_ = std::min(max_chunks_, ready_ + 1);
+    if (chunks_ < regained_) {
+      chunks_ = std::min(regained_, chunks_ + kRegain);
+    } else if (chunks_ < max_chunks_ && now_us >= hold_until_us_ && Queued(round_trip) < kMaxQueueChunks / ranks_) {
+      chunks_ = std::min(max_chunks_, chunks_ + kIncreaseChunks / ranks_ / chunks_);
+    }
+  }
+
+  // Once for all losses of one round trip.
+  void OnLoss(int64_t now_us, const RoundTrip& round_trip) {
+    if (now_us < next_decrease_us_ || round_trip.smoothed_us() == 0) return;
+    next_decrease_us_ = now_us + round_trip.smoothed_us();
+    const double busy = chunks_ - Queued(round_trip) + kQueueChunks / ranks_;
+    if (chunks_ <= busy) return;
+    regained_ = chunks_ = std::max({chunks_ * kDecrease, busy, 1.0});
+    hold_until_us_ = now_us + kHoldUs;
+  }
+
   // Nothing came for an RTO, the `count`th in a row: all that was sent is lost, or another rank is late. Results of as
   // few chunks as this leaves at first take no longer than the RTO did; many silences in a row take longer yet. Fewer
   // than four would be silent again soon where packets are lost at random: of four that all links of two ranks lose
   // with 20 % each, one is answered 94 % of the times.
   void OnSilence(uint32_t count) {
-    const double least = std::min(count < kSilencesOfLateRank ? kMinChunks : kLeastChunks, chunks_);
+    if (count == 1) regained_ = std::min(share_, chunks_);
+    const double least = std::min({count < kSilencesOfLateRank ? kMinChunks : kLeastChunks, share_, chunks_});
     chunks_ = std::max(least, chunks_ / 2);
   }
 
@@ -40,16 +71,32 @@ class CongestionWindow {
   static constexpr uint32_t kSlotsPerChunk = 4;
   static constexpr uint32_t kLeastMaxChunks = 256;
 
-  static constexpr double kIncreaseChunks = 8;  // a round trip
-  static constexpr double kIncrease = 1.0 / 4;  // at most, of the window
+  static constexpr double kPortChunks = 128;      // 190 KB in flight to one port, if nothing else is known of it
+  static constexpr double kQueueChunks = 32;      // of these queue, so that the port is busy;
+  static constexpr double kMaxQueueChunks = 256;  // more gain nothing, wherever they queue
+  static constexpr double kIncreaseChunks = 8;    // a round trip, of all ranks together
+  static constexpr double kRegain = 1.0 / 4;      // of the window a round trip, after silence
   static constexpr double kDecrease = 0.85;
+  static constexpr int64_t kHoldUs = 1'000'000;  // after a loss
   static constexpr double kMinChunks = 16;
   static constexpr double kLeastChunks = 4;           // after many silences
   static constexpr uint32_t kSilencesOfLateRank = 4;  // 14 ms at least, as each is longer than the last
 
+  // How much of the window is queued somewhere, or waits for another rank.
+  double Queued(const RoundTrip& round_trip) const {
+    if (round_trip.smoothed_us() <= round_trip.least_us()) return 0;
+    return chunks_ * (1 - static_cast<double>(round_trip.least_us()) / static_cast<double>(round_trip.smoothed_us()));
+  }
+
+  const double ranks_;
   const double max_chunks_;
-  double chunks_;
+  const double share_;
+  double chunks_ = share_;
+  double ready_ = share_;  // chunks that may be in flight, for a while after a pause
+  double regained_ = 0;    // what it has again soon after silence
+  int64_t last_result_us_ = 0;
   int64_t next_decrease_us_ = 0;
+  int64_t hold_until_us_ = 0;
 };
 
 }  // namespace passing

@@ -1,11 +1,12 @@
 // Estimates how long a result takes, and so how long to wait for one. SlotWindow uses nothing else of it: another
-// estimate is another class with these four members.
+// estimate is another class with these members.
 #ifndef XLA_FFI_HOST_WINDOW_ROUND_TRIP_H_
 #define XLA_FFI_HOST_WINDOW_ROUND_TRIP_H_
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <utility>
 
 namespace passing {
 
@@ -18,6 +19,11 @@ class RoundTrip {
 
   // Takes a sample from a chunk that was sent once: the result of one sent again doesn't tell which packet it answers.
   void Measure(int64_t sample_us, int64_t now_us) {
+    if (now_us >= next_least_us_) {
+      next_least_us_ = now_us + kLeastLastsUs;
+      past_least_us_ = std::exchange(recent_least_us_, sample_us);
+    }
+    recent_least_us_ = std::min(recent_least_us_, sample_us);
     if (now_us < next_sample_us_) return;
     next_sample_us_ = now_us + sample_us;
     sample_us = std::min(sample_us, kMaxRtoUs);
@@ -32,6 +38,8 @@ class RoundTrip {
   }
 
   int64_t smoothed_us() const { return smoothed_us_; }  // 0 before the first
+  // The least sample of late: what a result takes when nothing is queued.
+  int64_t least_us() const { return std::min(past_least_us_, recent_least_us_); }
   // A chunk that has waited so long is sent again.
   int64_t rto_us() const { return rto_us_; }
 
@@ -39,6 +47,11 @@ class RoundTrip {
   static constexpr int64_t kFirstRtoUs = 10'000;  // before any round trip was measured
   static constexpr int64_t kMinRtoUs = 2'000;     // below it, the scheduling of a busy host looks like loss
 
+  static constexpr int64_t kLeastLastsUs = 10'000'000;  // once or twice
+
+  int64_t next_least_us_ = 0;
+  int64_t recent_least_us_ = INT64_MAX;
+  int64_t past_least_us_ = INT64_MAX;
   int64_t next_sample_us_ = 0;
   int64_t smoothed_us_ = 0;
   int64_t variation_us_ = 0;

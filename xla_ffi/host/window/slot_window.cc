@@ -9,6 +9,8 @@
 namespace passing {
 namespace {
 
+constexpr uint32_t kMinReorderChunks = 3;  // of a narrow window, in which no more are in flight
+
 // After a silence, at most this many chunks are sent again: a straggler makes every chunk time out, though nothing is
 // lost. If no result answers a burst, as where a port overflows, the next burst is half as long. Under random loss some
 // of it is always answered, so it isn't shortened.
@@ -21,18 +23,14 @@ constexpr int64_t kMaxProbeIntervalUs = 100'000;
 constexpr uint64_t kWordBits = 64;  // of a word of the chunks in flight
 constexpr ChunkLanes kNone{.up = false, .down = false};
 
-// Once some results of a burst have come, the rest is awaited for two round trips instead of an RTO, and for no less
-// than this. While the results that a late rank held up come in one after the other, nothing is sent again.
-constexpr int64_t kMinRecoveryUs = 200;
-
 }  // namespace
 
-SlotWindow::SlotWindow(const Sharding& sharding)
+SlotWindow::SlotWindow(const Sharding& sharding, uint32_t ranks_at_port)
     : sharding_(sharding),
       chunks_(std::bit_ceil(sharding.window())),
       in_flight_((chunks_.size() + kWordBits - 1) / kWordBits),
       paths_(sharding.shard_count()),
-      congestion_(sharding.window()) {}
+      congestion_(sharding.window(), ranks_at_port) {}
 
 void SlotWindow::Advance(uint64_t low) {
   assert(low >= low_);
@@ -51,6 +49,7 @@ void SlotWindow::OnSent(uint64_t position, int64_t now_us, ChunkLanes lanes) {
            .send_number = ++path.send_number};
   path.sent.push_back({position, chunk.send_number});
   Mark(position, lanes);
+  congestion_.OnSent(now_us, round_trip_);
 }
 
 void SlotWindow::Mark(uint64_t position, ChunkLanes lanes) {
@@ -80,10 +79,14 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   chunk.state = State::kDone;
   Mark(position, kNone);
   Path& path = PathOf(position);
-  if (path.burst_us > path.progress_us) path.revived_us = now_us;
+  if (IsAsked(path)) {
+    path.revived_us = now_us;
+  } else if (now_us > path.progress_us) {
+    path.gap_us = std::max(now_us - std::max(path.progress_us, chunk.sent_us), path.gap_us - path.gap_us / 8);
+  }
   path.progress_us = now_us;
   if (in_order) {
-    path.answered_number = std::max(path.answered_number, chunk.send_number);
+    if (!chunk.resent) path.answered_number = std::max(path.answered_number, chunk.send_number);
     path.answered_position = std::max(path.answered_position, position);
   }
   // A chunk that was taken for lost waited for a resend of some rank, so its time is no round trip.
@@ -91,7 +94,7 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   silences_ = 0;
   probe_us_ = 0;
   probe_interval_us_ = 0;
-  congestion_.OnResult();
+  congestion_.OnResult(now_us, round_trip_);
 }
 
 bool SlotWindow::Done(uint64_t position) const {
@@ -119,7 +122,7 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
   for (Path& path : paths_) {
     while (!path.sent.empty() && !Waits(path.sent.front())) path.sent.pop_front();
     if (const auto overtaken = FirstOvertaken(path)) {
-      congestion_.OnLoss(now_us, round_trip_us());
+      congestion_.OnLoss(now_us, round_trip_);
       return Resend(*overtaken, now_us);
     }
     if (path.burst_left > 0 && FirstLost(path)) return Resend(NextOfBurst(path), now_us);
@@ -129,11 +132,15 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
   Path& path = PathOf(timeout.position);
   const Chunk& first = At(timeout.position);
   if (Recovers(path, first)) {
+    congestion_.OnLoss(now_us, round_trip_);
     BeginBurst(path, 2 * path.burst, now_us);
   } else if (now_us >= SilentUs(path, first)) {
     OnSilence(now_us);
+  } else if (!IsAsked(path) && now_us >= AskUs(path, first)) {
+    path.lost_number = path.send_number;
+    BeginBurst(path, kMinBurst, now_us);
   } else {  // for long, while the path goes on
-    congestion_.OnLoss(now_us, round_trip_us());
+    congestion_.OnLoss(now_us, round_trip_);
     return Resend(timeout.position, now_us);
   }
   return Resend(NextOfBurst(path), now_us);
@@ -142,6 +149,14 @@ std::optional<uint64_t> SlotWindow::NextResend(int64_t now_us) {
 // The lowest, as all ranks send the same chunks again, and so complete them. But the last one is the oldest: guessed
 // data may have no result that counts before its exponents, which stand behind it, have theirs.
 uint64_t SlotWindow::NextOfBurst(Path& path) { return --path.burst_left == 0 ? *FirstLost(path) : *LowestLost(path); }
+
+int64_t SlotWindow::AskUs(const Path& path, const Chunk& first_waiting) const {
+  const bool goes_on = path.progress_us > first_waiting.sent_us;
+  const int64_t due_us = goes_on               ? path.progress_us + GapUs(path)
+                         : round_trip_us() > 0 ? first_waiting.sent_us + round_trip_us() + GapUs(path)
+                                               : INT64_MAX;
+  return std::min(due_us, SilentUs(path, first_waiting));
+}
 
 void SlotWindow::OnSilence(int64_t now_us) {
   congestion_.OnSilence(++silences_);
@@ -192,8 +207,10 @@ SlotWindow::Timeout SlotWindow::NextTimeout() const {
   for (const Path& path : paths_) {
     const Chunk* first = FirstWaiting(path);
     if (first == nullptr) continue;
-    const int64_t soon_us = path.progress_us + std::clamp(2 * round_trip_us(), kMinRecoveryUs, rto_us());
-    const int64_t wait_us = Recovers(path, *first) ? soon_us : SilentUs(path, *first);
+    const int64_t soon_us = path.progress_us + GapUs(path);
+    const int64_t wait_us = Recovers(path, *first) ? soon_us
+                            : IsAsked(path)        ? SilentUs(path, *first)
+                                                   : AskUs(path, *first);
     const int64_t due_us = std::min(wait_us, std::max(first->sent_us, path.revived_us) + RoundTrip::kMaxRtoUs);
     if (due_us < next.due_us) next = {due_us, first->position};
   }
@@ -217,11 +234,15 @@ std::optional<uint64_t> SlotWindow::LowestLost(const Path& path) const {
 std::optional<uint64_t> SlotWindow::FirstOvertaken(const Path& path) const {
   // Where lanes are left out, packets of both kinds overtake each other on the way up, and on the way down once more.
   // A path has one position in `shard_count`.
-  const uint64_t reorder = uint64_t{wire::kReorderedChunks} * sharding_.shard_count();
+  const uint64_t reorder = std::clamp(congestion_.chunks(), kMinReorderChunks, wire::kReorderedChunks);
   for (const Sent& sent : path.sent) {
     if (sent.send_number >= path.answered_number) break;
-    const uint64_t late = At(sent.position).leaves_out ? 2 * reorder : reorder;
-    if (Waits(sent) && path.answered_position > sent.position + late) return sent.position;
+    const Chunk& chunk = At(sent.position);
+    const uint64_t late = chunk.leaves_out ? 2 * wire::kReorderedChunks : reorder;
+    if (!Waits(sent) || path.answered_position <= sent.position + late * sharding_.shard_count()) continue;
+    // All ranks send it again, each a little sooner or later: the other ones' packets may be the ones that count.
+    if (chunk.resent && sent.send_number + late >= path.answered_number) continue;
+    return sent.position;
   }
   return std::nullopt;
 }

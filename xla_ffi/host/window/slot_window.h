@@ -22,7 +22,8 @@ struct ChunkLanes {
 
 class SlotWindow {
  public:
-  explicit SlotWindow(const Sharding& sharding);
+  // `ranks_at_port`: see CongestionWindow.
+  explicit SlotWindow(const Sharding& sharding, uint32_t ranks_at_port = 1);
 
   // The first position without a result. Positions below it are done, or were skipped.
   uint64_t low() const { return low_; }
@@ -96,9 +97,10 @@ class SlotWindow {
   struct Path {
     std::deque<Sent> sent{};  // in the order of sending, so also of timeouts; entries of chunks sent again are stale
     uint64_t send_number = 0;
-    uint64_t answered_number = 0;    // the latest send of those in order that have their result,
+    uint64_t answered_number = 0;    // the latest of those that were sent once, in order, and have their result,
     uint64_t answered_position = 0;  // and the last position
     int64_t progress_us = 0;         // when the last result came,
+    int64_t gap_us = 0;              // how long there was none, of late,
     int64_t revived_us = 0;          // and the last one that came first after a burst
     // The last send when a silence began: all up to it are taken for lost, and are sent again in bursts.
     uint64_t lost_number = 0;
@@ -124,6 +126,17 @@ class SlotWindow {
   int64_t SilentUs(const Path& path, const Chunk& first_waiting) const {
     return std::max(first_waiting.sent_us, path.progress_us) + rto_us();
   }
+  // Was a burst sent since the last result?
+  static bool IsAsked(const Path& path) { return path.burst_us > path.progress_us; }
+  // Results come one after the other, or a super-packet of them at a time. If none comes for twice as long as between
+  // any of late, and no less than this, and a least round trip, then what is next may be lost.
+  static constexpr int64_t kMinGapUs = 200;
+  int64_t GapUs(const Path& path) const {
+    const int64_t least_us = round_trip_us() > 0 ? round_trip_.least_us() : 0;
+    return std::min(std::max(kMinGapUs, 2 * path.gap_us) + least_us, rto_us());
+  }
+  // When the result of a chunk is late: two chunks are sent again, which show whether it is lost.
+  int64_t AskUs(const Path& path, const Chunk& first_waiting) const;
   void OnSilence(int64_t now_us);
   void BeginBurst(Path& path, uint32_t chunks, int64_t now_us);
   // The path's chunk without a result that was sent first; null if there is none.

@@ -35,13 +35,13 @@ async def test_all_hosts_hear_of_the_slowest_link(switch):
     hosts = [await switch.join(rank, 3, link_gbit=rate) for rank, rate in enumerate([10.0, None, 2.5])]
     for host in hosts:
         welcome = await host.receive()
-        assert (welcome.link_gbit, welcome.switch_link_gbit) == (2.5, 40.0)
+        assert (welcome.link_gbit, welcome.switch_link_gbit, welcome.ranks_at_port) == (2.5, 40.0, 3)
 
 
 @scenario()
 async def test_nobody_may_know_the_links(switch):
     _, welcome = await switch.job()
-    assert (welcome.link_gbit, welcome.switch_link_gbit) == (None, None)
+    assert (welcome.link_gbit, welcome.switch_link_gbit, welcome.ranks_at_port) == (None, None, 1)
 
 
 @scenario()
@@ -224,6 +224,20 @@ def test_lanes_are_left_out_below_a_parent_that_knows_it(parent_takes_them):
         root.data_plane.takes_bare, rack.data_plane.takes_bare = parent_takes_them, True
         hosts = [await root.join(0, 2), await rack.join(1, 2)]
         assert [(await host.receive()).bare for host in hosts] == [parent_takes_them] * 2
+
+    run()
+
+
+# 64 ranks of a rack may share its switch's port, and the port of the switch above them with other racks.
+@pytest.mark.parametrize(("root_has", "rack_has", "shared"), [(0, 0, [1, 1]), (1, 0, [2, 2]), (0, 1, [1, 3])])
+def test_hosts_hear_how_many_share_a_port_on_their_way(root_has, rack_has, shared):
+    @in_tree(racks=1)
+    async def run(tree, root, rack):
+        root.data_plane.has_one_port = lambda own_addresses: own_addresses == {"127.0.0.1"} and root_has
+        rack.data_plane.has_one_port = lambda own_addresses: own_addresses == {"127.0.0.1"} and rack_has
+        hosts = [await root.join(0, 4), *[await rack.join(rank, 4) for rank in (1, 2, 3)]]
+        welcomes = [await host.receive() for host in hosts]
+        assert [welcome.ranks_at_port for welcome in welcomes] == [shared[0], *3 * [shared[1]]]
 
     run()
 

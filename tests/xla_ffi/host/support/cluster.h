@@ -24,7 +24,7 @@ struct ClusterOptions {
   uint32_t slot_count = 16;   // of each shard
   uint32_t lanes_per_chunk = 64;
   Faults faults;
-  std::optional<Port> port{};    // on the way to each root: all packets pass it
+  std::optional<Link> link{};    // of each root, and each rank
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
   std::optional<SumCheck::Key> check_key{};
@@ -144,7 +144,7 @@ class Cluster {
     const Tree tree = shard < options_.trees.size() ? options_.trees[shard] : Tree::OneSwitch(options_.world_size);
     ShardTree& added = shards_.emplace_back(ShardTree{.tree = tree});
     added.worker_of.resize(options_.world_size);
-    if (options_.port) packets_.Narrow(EndpointOf(shard, 0), *options_.port);
+    if (options_.link) packets_.AddLink(EndpointOf(shard, 0).machine, *options_.link);
     std::vector<uint32_t> worker_at_parent(tree.switch_count());
     const std::vector<std::vector<Member>> members = MembersOf(tree);
     for (uint32_t at = 0; at < members.size(); ++at) {
@@ -189,6 +189,7 @@ class Cluster {
   void AddRank(uint32_t rank) {
     RankOptions options{.job = {.rank = static_cast<uint16_t>(rank),
                                 .world_size = options_.world_size,
+                                .ranks_at_port = options_.link ? options_.world_size : 1,
                                 .shards = {},
                                 .slots_per_shard = options_.slot_count,
                                 .lanes_per_chunk = options_.lanes_per_chunk,
@@ -198,6 +199,7 @@ class Cluster {
                                 .first_position = options_.first_position},
                         .warn_s = options_.warn_s,
                         .deadline_s = 1e6};
+    if (options_.link) packets_.AddLink(MachineOf(rank), *options_.link);
     std::vector<uint32_t> sockets;
     for (uint32_t shard = 0; shard < options_.shard_count; ++shard) {
       const uint32_t at = shards_[shard].tree.switch_of[rank];

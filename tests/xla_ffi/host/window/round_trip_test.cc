@@ -30,6 +30,20 @@ TEST(RoundTrip, oneSampleARoundTrip) {
   EXPECT_EQ(round_trip.smoothed_us(), 3'900);
 }
 
+// What a chunk takes where nothing queues: the least of the last ten to twenty seconds, of all samples.
+TEST(RoundTrip, theLeastOfLate) {
+  RoundTrip round_trip;
+  round_trip.Measure(4'000, 1'000);
+  round_trip.Measure(300, 1'001);
+  EXPECT_EQ(round_trip.least_us(), 300);
+  for (int64_t now_us = 100'000; now_us < 15'000'000; now_us += 100'000) {
+    round_trip.Measure(700, now_us);
+    EXPECT_EQ(round_trip.least_us(), 300);
+  }
+  for (int64_t now_us = 15'000'000; now_us < 21'000'000; now_us += 100'000) round_trip.Measure(700, now_us);
+  EXPECT_EQ(round_trip.least_us(), 700);
+}
+
 TEST(RoundTrip, bounds) {
   RoundTrip fast, slow;
   for (int64_t now_us = 0; now_us < 100'000; now_us += 1'000) fast.Measure(30, now_us);

@@ -246,23 +246,58 @@ TEST(SlotWindow, Skip_whatNobodyNeeds) {
   EXPECT_EQ(window.NextResend(1'000'000), std::nullopt);
 }
 
-TEST(SlotWindow, lossNarrowsTheWindowResultsWidenIt) {
+// A result after 100 us, and then late ones: something queues, and so what is lost is taken for congestion.
+TEST(SlotWindow, lossNarrowsTheWindow) {
   SlotWindow window({1, 2048});
+  Send(window, 0, 1);
+  window.OnResult(0, 100);
+  window.Advance(1);
+  Send(window, 1, 502, 100);
+  for (uint64_t position = 2; position < 502; ++position) window.OnResult(position, 3000);
   EXPECT_TRUE(window.HasRoom({511, 0}));  // a quarter of the slots
   EXPECT_FALSE(window.HasRoom({512, 0}));
-  Send(window, 0, 256);
-  for (uint64_t position = 1; position < 256; ++position) window.OnResult(position, 3000);
-  EXPECT_EQ(window.NextResend(3000), 0u);
+  EXPECT_EQ(window.NextResend(3000), 1u);
   EXPECT_TRUE(window.HasRoom({434, 0}));  // 15 % less
   EXPECT_FALSE(window.HasRoom({436, 0}));
-  window.OnResult(0, 3100);
-  for (uint64_t position = 256; position < 1000; ++position) {
-    window.Advance(position);
-    window.OnSent(position, 4000);
-    window.OnResult(position, 4000);
+}
+
+// A narrow window has few chunks in flight that might overtake each other, and a loss that is noticed late fills it.
+TEST(SlotWindow, ofANarrowWindowFewerChunksOvertake) {
+  SlotWindow window({1, 1024}, /*ranks_at_port=*/64);
+  Send(window, 0, 5);
+  for (uint64_t position = 1; position <= 3; ++position) window.OnResult(position, 100);
+  EXPECT_EQ(window.NextResend(100), std::nullopt);
+  window.OnResult(4, 100);
+  EXPECT_EQ(window.NextResend(100), 0u);
+  EXPECT_EQ(window.NextResend(100), std::nullopt);
+}
+
+// The last chunks of a sum have none behind them. Two of them are sent again soon: their results show that something
+// was lost, and that the others may be lost, too.
+TEST(SlotWindow, asksSoonForWhatIsLate) {
+  SlotWindow window({1, 1024});
+  for (uint64_t position = 0; position < 100; ++position) {
+    window.OnSent(position, 1000 * static_cast<int64_t>(position));
+    window.OnResult(position, 1000 * static_cast<int64_t>(position) + 100);
+    window.Advance(position + 1);
   }
-  EXPECT_TRUE(window.HasRoom({435, 0}));
-  EXPECT_FALSE(window.HasRoom({512, 0}));
+  const uint32_t chunks = window.chunks();
+  Send(window, 100, 110, 100'000);
+  const auto resends = [&](int64_t now_us) {
+    std::vector<uint64_t> positions;
+    while (const auto position = window.NextResend(now_us)) positions.push_back(*position);
+    return positions;
+  };
+  EXPECT_EQ(window.next_timer_us(), 100'400);  // two round trips, and the gap between results twice
+  EXPECT_EQ(resends(100'399), std::vector<uint64_t>{});
+  EXPECT_EQ(resends(100'400), (std::vector<uint64_t>{100, 101}));
+  EXPECT_EQ(resends(100'500), std::vector<uint64_t>{});
+  EXPECT_EQ(window.next_timer_us(), 102'002);  // the RTO
+  window.OnResult(100, 100'500);
+  window.OnResult(101, 100'500);
+  EXPECT_EQ(window.next_timer_us(), 100'800);
+  EXPECT_EQ(resends(100'800), (std::vector<uint64_t>{102, 103, 104, 105}));
+  EXPECT_EQ(window.chunks(), chunks);
 }
 
 }  // namespace
