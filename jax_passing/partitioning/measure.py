@@ -15,7 +15,7 @@ import numpy as np
 from jax_passing.errors import UsageError
 from jax_passing.host.processes import Fact, differences, refusals_told, told_unless_refused
 from jax_passing.partitioning.digest import digest_of
-from jax_passing.partitioning.memory import Chain, Limits, segments_of_stages
+from jax_passing.partitioning.memory import Chain, Limits, checkpoints_of_stages
 from jax_passing.partitioning.search import best_cuts
 from jax_passing.partitioning.stages import Slicer, Stage
 
@@ -93,13 +93,13 @@ def _measured(slicer: Slicer, chain: Chain, cuts: tuple[int, ...], limits: Limit
     """Divides the stages' times among their operations, cuts anew, and repeats this until the cuts stay."""
     leaves, batch = jax.tree.leaves(given[0]), given[1]
     for _ in range(MEASUREMENTS_MAX):
-        segments = segments_of_stages(chain, limits, cuts)
-        stages = slicer.stages(cuts, segments)
+        checkpoints = checkpoints_of_stages(chain, limits, cuts)
+        stages = slicer.stages(cuts, checkpoints)
         held = [stage.held(leaves) for stage in stages]
         compute_s = chain.compute_s.copy()
         forward_s = compute_s * chain.forward_share
         times_s = stage_times_s(stages, held, batch)
-        for (first, last), own, time_s in zip(slicer.runs(cuts), segments, times_s, strict=True):
+        for (first, last), own, time_s in zip(slicer.runs(cuts), checkpoints, times_s, strict=True):
             counted_s = compute_s[first:last].sum()
             share = compute_s[first:last] / counted_s if counted_s else np.full(last - first, 1 / (last - first))
             again_s = forward_s[first : max((first, *own))].sum()  # is in the measured time, but not in the operations'

@@ -1,10 +1,10 @@
 """Says what a stage holds, and which part of its forward pass it computes again so that this fits into a device.
 
-A stage that computes again has *segments*: runs of its first operations, under `jax.checkpoint`. Of a microbatch it
-keeps what crosses the beginning of each, and computes a segment's forward pass once more before its backward pass (Chen
-et al., Training Deep Nets with Sublinear Memory Cost, 2016). Its last operations keep what their backward passes need.
-So a stage is described by how much of it is in segments, and by how large these are: the chain is divided into segments
-that keep at most so many bytes while they run, with as few bytes as possible crossing their ends.
+A stage that computes again has *checkpoints*: runs of its first operations, under `jax.checkpoint`. Of a microbatch it
+keeps what crosses the beginning of each, and computes a checkpoint's forward pass once more before its backward pass
+(Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016). Its last operations keep what their backward passes
+need. So a stage is described by how much of it is in checkpoints, and by how large these are: the chain is divided into
+checkpoints that keep at most so many bytes while they run, with as few bytes as possible crossing their ends.
 """
 
 import functools
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-SIZES_MAX = 8  # of segments, from the largest operation alone to the whole chain
+SIZES_MAX = 8  # of checkpoints, from the largest operation alone to the whole chain
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Held:
     Attributes:
       bytes: at most, at once.
       again_s: how long it computes again of a microbatch; infinite if it doesn't fit into the memory.
-      size: the index of the segments that it has among `segments_of(chain)`; -1 for none.
-      end: the position where the last segment ends.
+      size: the index of the checkpoints that it has among `checkpoints_of(chain)`; -1 for none.
+      end: the position where the last checkpoint ends.
       least_bytes: the fewest bytes that it could hold.
     """
 
@@ -116,10 +116,10 @@ def held_by_stages(chain: Chain, limits: Limits, positions: NDArray[np.int64], s
     kept = np.concatenate([[0.0], np.cumsum(chain.stash_bytes)])
     forward_s = np.concatenate([[0.0], np.cumsum(chain.compute_s * chain.forward_share)])
     first, last = positions[:, None], positions[None, :]
-    for size, segments in enumerate(segments_of(chain)):
-        # With the segments that begin in [a, c), the stage keeps, of each microbatch, what crosses their beginnings,
-        # and what its operations from c on keep; and, of one, what its largest segment keeps.
-        ends = np.array(segments)
+    for size, checkpoints in enumerate(checkpoints_of(chain)):
+        # With the checkpoints that begin in [a, c), the stage keeps, of each microbatch, what crosses their beginnings,
+        # and what its operations from c on keep; and, of one, what its largest checkpoint keeps.
+        ends = np.array(checkpoints)
         crossing = np.zeros(len(kept) + 1)
         crossing[ends + 1] = chain.cut_bytes[ends]
         before = np.cumsum(crossing)  # at c: the bytes that cross the beginnings before c
@@ -156,35 +156,35 @@ def _first_ends(
     return found, most
 
 
-def segments_of_stage(chain: Chain, limits: Limits, first: int, last: int, stages_after: int) -> tuple[int, ...]:
-    """Returns the positions where a stage's segments begin, and where the last one ends; () without any."""
+def checkpoints_of_stage(chain: Chain, limits: Limits, first: int, last: int, stages_after: int) -> tuple[int, ...]:
+    """Returns the positions where a stage's checkpoints begin, and where the last one ends; () without any."""
     held = held_by_stages(chain, limits, np.array([first, last]), stages_after)
     if held.size[0, 1] < 0:
         return ()
     end = int(held.end[0, 1])
-    inner = [position for position in segments_of(chain)[held.size[0, 1]] if first < position < end]
+    inner = [position for position in checkpoints_of(chain)[held.size[0, 1]] if first < position < end]
     return (first, *inner, end)
 
 
-def segments_of_stages(chain: Chain, limits: Limits, cuts: Sequence[int]) -> list[tuple[int, ...]]:
+def checkpoints_of_stages(chain: Chain, limits: Limits, cuts: Sequence[int]) -> list[tuple[int, ...]]:
     """Returns the same for each stage between the cuts."""
     ends = list(itertools.pairwise((0, *cuts, len(chain.compute_s))))
-    return [segments_of_stage(chain, limits, *pair, len(cuts) - number) for number, pair in enumerate(ends)]
+    return [checkpoints_of_stage(chain, limits, *pair, len(cuts) - number) for number, pair in enumerate(ends)]
 
 
-def segments_of(chain: Chain) -> list[list[int]]:
-    """Divides the chain into segments of several sizes: lists of positions, from 0 to the last."""
+def checkpoints_of(chain: Chain) -> list[list[int]]:
+    """Divides the chain into checkpoints of several sizes: lists of positions, from 0 to the last."""
     total, largest = chain.stash_bytes.sum(), chain.stash_bytes.max(initial=0.0)
     if not largest:
         return []
     ratio = max(2.0, (total / largest) ** (1 / (SIZES_MAX - 1)))
     sizes = [min(largest * ratio**step, total) for step in range(SIZES_MAX) if largest * ratio ** (step - 1) < total]
-    return list(map(list, _segments(chain.stash_bytes.tobytes(), chain.cut_bytes.tobytes(), tuple(sizes))))
+    return list(map(list, _checkpoints(chain.stash_bytes.tobytes(), chain.cut_bytes.tobytes(), tuple(sizes))))
 
 
 @functools.lru_cache(maxsize=4)
-def _segments(stash: bytes, crossing: bytes, sizes: tuple[float, ...]) -> list[tuple[int, ...]]:
-    """Divides by dynamic programming, so that a segment keeps at most `size` bytes, and few bytes cross their ends."""
+def _checkpoints(stash: bytes, crossing: bytes, sizes: tuple[float, ...]) -> list[tuple[int, ...]]:
+    """Divides by dynamic programming, so that a checkpoint keeps at most `size` bytes, and few bytes cross its ends."""
     kept = np.concatenate([[0.0], np.cumsum(np.frombuffer(stash))])
     cut = np.frombuffer(crossing)
     found = []

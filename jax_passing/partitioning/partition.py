@@ -13,7 +13,7 @@ import numpy as np
 from jax_passing.errors import UsageError
 from jax_passing.partitioning import measure
 from jax_passing.partitioning.arrays import bytes_of
-from jax_passing.partitioning.memory import Chain, Limits, Weight, segments_of_stage, segments_of_stages
+from jax_passing.partitioning.memory import Chain, Limits, Weight, checkpoints_of_stages
 from jax_passing.partitioning.operation_cost import OperationCost, costs_of_chain
 from jax_passing.partitioning.plan import Plan, StageFacts
 from jax_passing.partitioning.positions import legal_positions, notes_on, notes_on_bytes
@@ -116,10 +116,11 @@ def partition(
     if cost == "measure":
         times_s, cuts = measure.measured_once(facts, slicer, chain, cuts, limits, (params, batch))
         chain = replace(chain, compute_s=np.array(times_s))
-    made = slicer.stages(cuts, segments_of_stages(chain, limits, cuts))
+    checkpoints = checkpoints_of_stages(chain, limits, cuts)
+    made = slicer.stages(cuts, checkpoints)
     return Plan(
         stages=made,
-        facts=tuple(_facts(slicer, costs, chain, limits, made, cuts, loss.params_shapes)),
+        facts=tuple(_facts(slicer, costs, chain, limits, made, cuts, checkpoints, loss.params_shapes)),
         params_tree=loss.params_tree,
         params_shapes=loss.params_shapes,
         batch_tree=loss.batch_tree,
@@ -204,13 +205,15 @@ def _facts(
     limits: Limits,
     stages: Sequence[Stage],
     cuts: Sequence[int],
+    checkpoints: Sequence[Sequence[int]],
     params_shapes: Sequence[jax.ShapeDtypeStruct],
 ) -> Iterator[StageFacts]:
     """Yields the facts of each stage."""
     forward_s = chain.compute_s * chain.forward_share
-    for number, (stage, (first, last)) in enumerate(zip(stages, slicer.runs(cuts), strict=True)):
+    described = zip(stages, slicer.runs(cuts), checkpoints, strict=True)
+    for number, (stage, (first, last), own) in enumerate(described):
         after = len(stages) - 1 - number
-        again = slice(first, max((first, *segments_of_stage(chain, limits, first, last, after))))
+        again = slice(first, max((first, *own)))
         again_s = float(forward_s[again].sum())
         yield StageFacts(
             location=slicer.chain[first].location,

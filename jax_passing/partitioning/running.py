@@ -1,10 +1,9 @@
-"""Runs operations on numbered values; a segment so that its backward pass computes it again."""
+"""Runs operations on numbered values, and makes functions of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from jax import lax
 from jax.extend import core
 
@@ -12,28 +11,48 @@ from jax_passing.partitioning.operations import Operation, ScanTurn, run_turns, 
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Describes operations of which a stage keeps their inputs only.
+class Part:
+    """Makes some operations a function of arrays.
 
     Attributes:
-      operations: in order, copies of those that aren't in the chain included.
-      inputs, outputs: the values that they take, and those that are used behind them.
+      inputs: the values that it takes, in this order.
+      outputs: the values, or literals, that it returns.
+      operations: the operations, in order.
+      constants: arrays that they use, by value.
     """
 
-    operations: tuple[Operation, ...]
     inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    outputs: tuple["int | core.Literal", ...]
+    operations: tuple[Operation, ...]
+    constants: Mapping[int, Any]
 
-    def run(self, known: Mapping[int, Any], constants: Mapping[int, Any]) -> dict[int, Any]:
-        """Returns the outputs. `known`: has the inputs."""
+    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
+        known = dict(self.constants) | dict(zip(self.inputs, arrays, strict=True))
+        run_operations(self.operations, known)
+        return [atom.val if isinstance(atom, core.Literal) else known[atom] for atom in self.outputs]
 
-        def run(arrays: Sequence[Any]) -> list[Any]:
-            own = dict(constants) | dict(zip(self.inputs, arrays, strict=True))
-            run_operations(self.operations, own)
-            return [own[value] for value in self.outputs]
 
-        results = jax.checkpoint(run)([known[value] for value in self.inputs])
-        return dict(zip(self.outputs, results, strict=True))
+def part_of(operations: Sequence[Operation], outputs: Sequence[Any], constants: Mapping[int, Any]) -> Part:
+    made = {value for operation in operations for value in operation.outputs}
+    used = {*values_of(outputs), *(value for operation in operations for value in operation.values)}
+    inputs = used - made - set(constants)
+    return Part(tuple(sorted(inputs)), tuple(outputs), tuple(operations), constants)
+
+
+def needed(operations: Sequence[Operation], outputs: Sequence[Any], given: Set[int] = frozenset()) -> list[Operation]:
+    """Selects the operations that are needed to make the outputs from the given values."""
+    wanted = set(values_of(outputs)) - given
+    found = []
+    for operation in reversed(operations):
+        if wanted.intersection(operation.outputs):
+            wanted.update(value for value in operation.values if value not in given)
+            found.append(operation)
+    return found[::-1]
+
+
+def values_of(atoms: Sequence[Any]) -> list[int]:
+    """Returns those that aren't literals."""
+    return [atom for atom in atoms if isinstance(atom, int)]
 
 
 def run_operations(operations: Sequence[Operation], known: dict[int, Any]) -> None:

@@ -13,7 +13,7 @@ from jax.extend import core
 
 from jax_passing.partitioning.arrays import is_inexact, shape_of
 from jax_passing.partitioning.operations import Operation
-from jax_passing.partitioning.running import Segment, run_operations
+from jax_passing.partitioning.running import Part, part_of, run_operations, values_of
 from jax_passing.partitioning.traced_model import TracedModel, in_chain, reached_from
 
 
@@ -86,7 +86,7 @@ class Stage:
     needs_gradient_out: tuple[bool, ...]
     outputs: tuple[Output, ...]
     _model: TracedModel
-    _segments: tuple[Segment, ...]
+    _checkpoints: tuple[Part, ...]
     _operations: tuple[Operation, ...]
     _values_in: tuple[int, ...]
     _values_out: tuple[int, ...]
@@ -103,14 +103,15 @@ class Stage:
         held = {model.params[piece.leaf]: (piece, params[piece.name]) for piece in self.pieces}
         known.update({value: array for value, (piece, array) in held.items() if piece.rows is None})
         needed = {value for operation in self._operations for value in operation.values}
-        needed.update(value for segment in self._segments for value in segment.inputs)
+        needed.update(value for part in self._checkpoints for value in part.inputs)
         for value in needed.intersection(model.rows):
             row = model.rows[value]
             piece, array = held[row.param]
             known[value] = lax.slice_in_dim(array, row.row - piece.first, row.row - piece.first + 1)
 
-        for segment in self._segments:
-            known.update(segment.run(known, model.constants))
+        for part in self._checkpoints:
+            again = jax.checkpoint(lambda arrays, part=part: part(arrays))  # a part can't be hashed
+            known.update(zip(values_of(part.outputs), again([known[value] for value in part.inputs]), strict=True))
         run_operations(self._operations, known)
         for value, rows in model.stacked.items():
             if own := [known[row] for row in rows if row in known]:
@@ -205,16 +206,16 @@ class Slicer:
         """Returns the first and the last + 1 operation of the chain's runs between the cuts."""
         return list(itertools.pairwise((0, *cuts, len(self.chain))))
 
-    def stages(self, cuts: Sequence[int], segments: Sequence[Sequence[int]] | None = None) -> tuple[Stage, ...]:
-        """Makes the stages between the cuts. `segments`: by stage, as for `stage`."""
+    def stages(self, cuts: Sequence[int], checkpoints: Sequence[Sequence[int]]) -> tuple[Stage, ...]:
+        """Makes the stages between the cuts. `checkpoints`: by stage, as for `stage`."""
         runs = self.runs(cuts)
-        pairs = zip(runs, segments or [()] * len(runs), strict=True)
+        pairs = zip(runs, checkpoints, strict=True)
         return tuple(self.stage(first, last, own) for (first, last), own in pairs)
 
-    def stage(self, first: int, last: int, segments: Sequence[int] = ()) -> Stage:
+    def stage(self, first: int, last: int, checkpoints: Sequence[int] = ()) -> Stage:
         """Makes the stage of the chain's operations first to last - 1.
 
-        `segments`: positions where those of its segments begin that are computed again, and where the last one ends.
+        `checkpoints`: positions where runs of operations that are computed again begin, and where the last one ends.
         """
         model = self.model
         own = self.chain[first:last]
@@ -232,8 +233,8 @@ class Slicer:
             elif is_last and atom not in self._defined:  # for example one that depends on the batch only
                 outputs.append(Output(index))
                 free_outputs.append(atom)
-        inputs, copied = self.needs(own, free_outputs)
-        kept_from = segments[-1] if segments else first
+        inputs, _ = self.needs(own, free_outputs)
+        kept_from = checkpoints[-1] if checkpoints else first
         _, copied = self.needs(self.chain[kept_from:last], free_outputs)
         values_in, values_out = tuple(self.crossing[first]), tuple(self.crossing[last])
         return Stage(
@@ -245,7 +246,7 @@ class Slicer:
             needs_gradient_out=tuple(value in self._has_gradient for value in values_out),
             outputs=tuple(outputs),
             _model=model,
-            _segments=tuple(self._segment(*ends) for ends in itertools.pairwise(segments)),
+            _checkpoints=tuple(self._checkpoint(*ends) for ends in itertools.pairwise(checkpoints)),
             _operations=self._in_order([*self.chain[kept_from:last], *copied]),
             _values_in=values_in,
             _values_out=values_out,
@@ -255,20 +256,13 @@ class Slicer:
         wanted = set(map(id, operations))
         return tuple(operation for operation in self.model.operations if id(operation) in wanted)
 
-    def _segment(self, first: int, last: int) -> Segment:
+    def _checkpoint(self, first: int, last: int) -> Part:
         model, own = self.model, self.chain[first:last]
-        inputs, copied = self.needs(own)
-        operations = self._in_order([*own, *copied])
-        made = {value for operation in operations for value in operation.outputs}
-        used = {value for operation in operations for value in operation.values}
+        _, copied = self.needs(own)
         rows = [row for rows in model.stacked.values() for row in rows]
-        behind = {*self.crossing[last], *rows, *(atom for atom in model.outputs if isinstance(atom, int))}
+        behind = {*self.crossing[last], *rows, *values_of(model.outputs)}
         from_chain = {value for operation in own for value in operation.outputs}
-        return Segment(
-            operations,
-            tuple(sorted((inputs | used) - made - set(model.constants))),
-            tuple(sorted(behind & from_chain)),
-        )
+        return part_of(self._in_order([*own, *copied]), sorted(behind & from_chain), model.constants)
 
     def _pieces(self, inputs: set[int]) -> tuple[Piece, ...]:
         rows: dict[int, list[int]] = {}

@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding
 from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import shape_of
 from jax_passing.partitioning.operations import WRAPPED, Operation, source_line
+from jax_passing.partitioning.running import needed, part_of
 from jax_passing.partitioning.traced_model import Builder
-from jax_passing.pipelining.passes import needed, part_of
 from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, send
 
 REMEDY = (

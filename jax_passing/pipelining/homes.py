@@ -13,10 +13,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax_passing.errors import UsageError
 from jax_passing.partitioning.arrays import bytes_of, weak_shape_of
 from jax_passing.partitioning.plan import Plan, sum_of
+from jax_passing.partitioning.running import needed, part_of
 from jax_passing.partitioning.stages import Piece
 from jax_passing.partitioning.traced_model import Builder
 from jax_passing.pipelining.by_row import REMEDY, ByRow, Home
-from jax_passing.pipelining.passes import needed, part_of
 from jax_passing.pipelining.runner import Runner
 from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, put, send
 

@@ -6,8 +6,7 @@ inputs need, the second those that only the gradients of parameters need.
 """
 
 import itertools
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
@@ -16,37 +15,9 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from jax_passing.partitioning.arrays import shape_of
-from jax_passing.partitioning.operations import Operation
+from jax_passing.partitioning.running import needed, part_of, values_of
 from jax_passing.partitioning.stages import Stage
 from jax_passing.partitioning.traced_model import reached_from, trace
-
-
-@dataclass(frozen=True)
-class Part:
-    """Makes some operations of a pass a function.
-
-    Attributes:
-      inputs: the values of the pass that it takes, in this order.
-      outputs: the values, or literals, that it returns.
-      operations: the operations, in order.
-      constants: arrays that they use, by value.
-    """
-
-    inputs: tuple[int, ...]
-    outputs: tuple["int | core.Literal", ...]
-    operations: tuple[Operation, ...]
-    constants: dict[int, Any]
-
-    def __call__(self, arrays: Sequence[Any]) -> list[Any]:
-        known = self.constants | dict(zip(self.inputs, arrays, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, core.Literal) else known[atom]
-
-        for operation in self.operations:
-            results = operation.run([read(atom) for atom in operation.inputs])
-            known.update(zip(operation.outputs, results, strict=True))
-        return [read(atom) for atom in self.outputs]
 
 
 class Passes:
@@ -86,7 +57,7 @@ class Passes:
         self.outputs = [shape_of(forward.shapes[one] if isinstance(one, int) else one.aval) for one in outputs]
         self._closed_over = forward.outputs[first_closed:]
         varying = reached_from(forward, [*self.carried, *self.batch])
-        made = [value for value in dict.fromkeys(_values(self._closed_over)) if value >= self.batch.stop]
+        made = [value for value in dict.fromkeys(values_of(self._closed_over)) if value >= self.batch.stop]
         self._kept_values = [value for value in made if value in varying]
         self._anew_values = [value for value in made if value not in varying]
         self._anew = part_of(needed(forward.operations, self._anew_values), self._anew_values, forward.constants)
@@ -106,7 +77,7 @@ class Passes:
         first = needed(backward.operations, inputs)
         in_first = {id(operation) for operation in first}
         second = [operation for operation in needed(backward.operations, weights) if id(operation) not in in_first]
-        wanted = {*_values(weights), *(value for operation in second for value in operation.values)}
+        wanted = {*values_of(weights), *(value for operation in second for value in operation.values)}
         self.handed_over = tuple(sorted(wanted.intersection(value for one in first for value in one.outputs)))
         self.whole = part_of(backward.operations, backward.outputs, backward.constants)
         self.to_inputs = part_of(first, (*inputs, *self.handed_over), backward.constants)
@@ -147,25 +118,3 @@ class Passes:
 def _numbers(groups: Sequence[Sequence[Any]]) -> list[range]:
     """Returns the range of values of each group of inputs, which a traced model numbers from 0 on."""
     return [range(*ends) for ends in itertools.pairwise(itertools.accumulate(map(len, groups), initial=0))]
-
-
-def _values(atoms: Sequence[Any]) -> list[int]:
-    return [atom for atom in atoms if isinstance(atom, int)]
-
-
-def needed(operations: Sequence[Operation], outputs: Sequence[Any], given: Set[int] = frozenset()) -> list[Operation]:
-    """Selects the operations that are needed to make the outputs from the given values."""
-    wanted = set(_values(outputs)) - given
-    found = []
-    for operation in reversed(operations):
-        if wanted.intersection(operation.outputs):
-            wanted.update(value for value in operation.values if value not in given)
-            found.append(operation)
-    return found[::-1]
-
-
-def part_of(operations: Sequence[Operation], outputs: Sequence[Any], constants: dict[int, Any]) -> Part:
-    made = {value for operation in operations for value in operation.outputs}
-    used = {*_values(outputs), *(value for operation in operations for value in operation.values)}
-    inputs = used - made - set(constants)
-    return Part(tuple(sorted(inputs)), tuple(outputs), tuple(operations), constants)

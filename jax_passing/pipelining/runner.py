@@ -15,8 +15,9 @@ from jax_passing.collective.axes import axis_size
 from jax_passing.collective.psum import psum
 from jax_passing.host import scope
 from jax_passing.partitioning.arrays import is_inexact
+from jax_passing.partitioning.running import Part
 from jax_passing.partitioning.stages import Stage
-from jax_passing.pipelining.passes import Part, Passes
+from jax_passing.pipelining.passes import Passes
 from jax_passing.pipelining.sending import elsewhere, is_here, put
 
 

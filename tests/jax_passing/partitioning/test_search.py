@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jax_passing.errors import UsageError
-from jax_passing.partitioning.memory import Chain, Limits, Weight, segments_of
+from jax_passing.partitioning.memory import Chain, Limits, Weight, checkpoints_of
 from jax_passing.partitioning.search import best_cuts, slowest_share, stage_bytes, stage_s
 
 
@@ -32,10 +32,10 @@ def all_cuts(chain, stages):
 
 
 def options(chain, limits, first, last, after):
-    """Yields (bytes, time) of the stage, if it computes nothing again, or its segments of any size up to any end."""
+    """Yields (bytes, time) of the stage, if it computes nothing again, or its checkpoints of any size up to any end."""
     in_flight = min(limits.microbatches, after + 1)
     yield by_hand(chain, first, last, in_flight), 0.0
-    for ends in segments_of(chain) if limits.remat else []:
+    for ends in checkpoints_of(chain) if limits.remat else []:
         transient = max(sum(chain.stash_bytes[begin:end]) for begin, end in itertools.pairwise(ends))
         for end in {*(one for one in ends if first < one < last), last}:
             begins = [first, *(one for one in ends if first < one < end)]
