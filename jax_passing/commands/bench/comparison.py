@@ -1,12 +1,12 @@
 """An earlier measurement beside a new one: which sums got faster or slower, by more than their times spread."""
 
-import json
 import math
-import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
+import msgspec
 from rich import box
 from rich.table import Table
 
@@ -18,6 +18,10 @@ NOTE = (
     f"ratio: new median over old. Its interval holds the true ratio with a probability of {CONFIDENCE:.0%} or more, if "
     "iterations don't depend on each other. But a machine may be slower for minutes: measure old and new in turns."
 )
+
+
+class _Measurement(msgspec.Struct):
+    rows: list[Row]
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,13 @@ def median_interval(times: Sequence[float], confidence: float) -> tuple[float, f
     shows heads fewer than i times in n throws (H. A. David, H. N. Nagaraja, *Order Statistics*, 3rd edition, 7.1).
     """
     ordered, count = sorted(times), len(times)
-    outside, index = 2.0**-count, 0  # the probability that the median is below the value of this index
-    while 2 * (more := outside + math.comb(count, index + 1) * 2.0**-count) <= 1 - confidence:
+    outside, index = Fraction(0), -1  # twice the probability that the median is below the value of this index
+    while index < count // 2:
+        more = outside + Fraction(2 * math.comb(count, index + 1), 2**count)
+        if more > 1 - confidence:
+            break
         outside, index = more, index + 1
-    if 2 * outside > 1 - confidence:
-        return 0.0, math.inf
-    return ordered[index], ordered[-1 - index]
+    return (ordered[index], ordered[-1 - index]) if index >= 0 else (0.0, math.inf)
 
 
 def compare(old: Sequence[Row], new: Sequence[Row]) -> list[Comparison]:
@@ -82,17 +87,10 @@ def _case(row: Row) -> tuple[object, ...]:
 
 def read(path: Path) -> list[Row]:
     """Reads the rows of a file that `--json` wrote. Raises ConfigError."""
-    known = {field.name for field in fields(Row)}
     try:
-        rows = json.loads(path.read_text())["rows"]
-        found = [Row(**{name: value for name, value in row.items() if name in known}) for row in rows]
-        for row in found:
-            statistics.median(row.times_s)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
-            f"Can't compare with {path} ({type(error).__name__}: {error}). Name a file of --json."
-        ) from error
-    return found
+        return msgspec.json.decode(path.read_bytes(), type=_Measurement).rows
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise ConfigError(f"Can't compare with {path} ({error}). Name a file of --json.") from error
 
 
 def table(comparisons: Sequence[Comparison]) -> Table:

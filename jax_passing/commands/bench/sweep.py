@@ -149,11 +149,11 @@ def run(options: Options, switch: str | None, json: Path | None, plot: Path | No
         }
     if session.rank != 0:
         return 0
+    if json is not None:
+        table.write_json(json, rows, **context)
     _show(rows)
     if compare is not None:
         _show_comparison(comparison.compare(old, rows), compare)
-    if json is not None:
-        table.write_json(json, rows, **context)
     if plot is not None:
         table.plot(rows, plot, title=_title(rows[0]))
     return 1 if any(row.wrong for row in rows) else 0

@@ -5,14 +5,16 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from rich import box
 from rich.table import Table
 
 from jax_passing.errors import ConfigError
 
 P99_ITERATIONS = 100
+Times = Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1)]  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,7 @@ class Row:
     size_bytes: int
     dtype: str
     count: int
-    times_s: tuple[float, ...]
+    times_s: Times
     wrong: int | None
     in_place: bool = False
     line_rate_bits_per_s: float | None = None

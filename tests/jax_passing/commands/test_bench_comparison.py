@@ -1,5 +1,6 @@
 """A verdict on two measurements knows their spread."""
 
+import dataclasses
 import io
 import json
 import math
@@ -39,6 +40,8 @@ def test_few_times_tell_nothing():
     assert median_interval(TIMES_S[:6], 0.975) == (0.0, math.inf)
     assert median_interval(TIMES_S[:7], 0.975) == (TIMES_S[0], TIMES_S[6])
     assert median_interval(TIMES_S, 0.975) == (TIMES_S[1], TIMES_S[8])
+    least, largest = median_interval(range(2000), 0.975)
+    assert 999 - 2.4 * math.sqrt(500) < least < largest < 1000 + 2.4 * math.sqrt(500)  # 2.24 standard deviations
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,18 @@ def test_only_equal_cases_are_compared(tmp_path: Path):
     assert [one.new.size_bytes for one in compare(old, [row(size_bytes=8192), row(size_bytes=4096)])] == [4096]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"rows": [{"times_s": [1.0]}]}', json.dumps({"rows": 1})])
+WHOLE = json.dumps({"rows": [dataclasses.asdict(row((1.0,)))]})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[]", '{"rows": [{"times_s": [1.0]}]}', json.dumps({"rows": 1}), "[" * 100_000),
+        *(WHOLE.replace("[1.0]", times) for times in ("[]", "[0]", "[-1.0]", "[NaN]", '["1"]', "[1e999]")),
+        WHOLE.replace('"hosts": 2', '"hosts": [2]'),
+    ],
+    ids=lambda text: text[:60],
+)
 def test_other_files_are_refused(tmp_path: Path, text):
     (tmp_path / "old.json").write_text(text)
     with pytest.raises(ConfigError, match="Can't compare with .*old.json"):
