@@ -151,12 +151,15 @@ def _frozen_leaves(frozen: Any, params: Any) -> tuple[bool, ...]:
     marks: list[bool] = []
 
     def add(mark: Any, part: Any) -> None:
+        leaves = jax.tree.leaves(part)
+        if mark is None and not leaves:  # as jax.tree.map makes of a None among the parameters
+            return
         if not isinstance(mark, bool | np.bool_):
             raise UsageError(
                 f"frozen has {mark!r} in it; its leaves have to be True or False. Labels, as of optax.partition, "
                 'become such a tree by jax.tree.map(lambda label: label == "frozen", labels).'
             )
-        marks.extend([bool(mark)] * len(jax.tree.leaves(part)))
+        marks.extend([bool(mark)] * len(leaves))
 
     try:
         jax.tree.map(add, False if mask is None else mask, params, is_leaf=lambda one: one is None)

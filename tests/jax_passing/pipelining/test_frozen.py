@@ -178,6 +178,24 @@ def test_stages_before_the_first_trained_parameter_have_no_backward_pass():
     assert [leaf is None for leaf in same] == mask
 
 
+def test_masks_may_have_none_where_the_parameters_have_it():
+    params, batch = {"a": jnp.ones(3), "bias": None, "c": jnp.ones(3)}, jnp.ones(3)
+    plan = partition(
+        lambda params, batch: jnp.sum(params["a"] * params["c"] * batch),
+        params,
+        batch,
+        stages=1,
+        frozen=lambda params: jax.tree.map_with_path(lambda path, _: "a" in jax.tree_util.keystr(path), params),
+    )
+    assert plan.frozen == (True, False)
+    _, gradients = plan.value_and_grad(params, batch)
+    assert gradients["a"] is gradients["bias"] is None
+    with pytest.raises(UsageError, match="frozen has None in it"):
+        partition(
+            lambda params, batch: jnp.sum(params["a"] * batch), params, batch, stages=1, frozen={**params, "a": None}
+        )
+
+
 def test_masks_that_dont_fit():
     params, batch = {"a": jnp.ones(3), "b": jnp.ones(3)}, jnp.ones(3)
 
