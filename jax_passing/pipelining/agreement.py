@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh, PartitionSpec
 
 from jax_passing.errors import UsageError
-from jax_passing.host.processes import Fact, differences, told_unless_refused
+from jax_passing.host.processes import Fact, differences, told, told_unless_refused
 from jax_passing.partitioning.digest import ADDRESS, digest_of
 from jax_passing.partitioning.plan import Plan
 from jax_passing.pipelining.jobs import SessionInfo, processes_of
@@ -74,6 +74,22 @@ def agree(mesh: Mesh, facts: Mapping[str, Fact], own: SessionInfo | None) -> dic
             "call pipeline with the same arguments."
         )
     return {process: None if info is None else SessionInfo(*info) for process, (_, info) in said.items()}
+
+
+def agree_on_scale(mesh: Mesh, scale: float) -> None:
+    """Compares the loss scales of all processes that have a part of the mesh, which all call this.
+
+    Stages with several scales would divide gradients by another number than the loss was multiplied by. Raises
+    UsageError on all of them.
+    """
+    said = told("scaled of a pipeline", repr(scale), processes_of(mesh), UsageError)
+    differing = differences({process: {"the loss scale": (text, text)} for process, text in said.items()})
+    if differing:
+        raise UsageError(
+            f"The processes of the mesh differ in {differing[0]}, so this step's gradients are wrong. Give scaled the "
+            "same scale in every process: the one that it returned, and after a restart the one that was saved with "
+            "the parameters."
+        )
 
 
 def _digest_of_passes(passes: Passes) -> str:

@@ -17,7 +17,7 @@ from jax_passing.partitioning.running import needed, part_of
 from jax_passing.partitioning.stages import Piece
 from jax_passing.partitioning.traced_model import Builder
 from jax_passing.pipelining.by_row import REMEDY, ByRow, Home
-from jax_passing.pipelining.runner import Runner
+from jax_passing.pipelining.runner import Runner, widened
 from jax_passing.pipelining.sending import elsewhere, is_here, mesh_of, put, send
 
 
@@ -126,11 +126,12 @@ class Homes:
             held += send([own], mesh_of(home), [sharding])
         return held
 
-    def gradients(self, sums: Sequence[Sequence[jax.Array]], params: Sequence[Any]) -> Any:
+    def gradients(self, sums: Sequence[Sequence[jax.Array]], params: Sequence[Any], *, is_wide: bool) -> Any:
         """Returns each gradient where its parameter lies. Stages that share a parameter send their parts there, where
         the parts are added up.
 
-        `sums`: by stage, the gradients of the pieces that it holds.
+        `sums`: by stage, the gradients of the pieces that it holds. `is_wide`: whether these are in float32 if their
+        parameters are narrower.
         """
         parts: list[list[tuple[Piece, jax.Array]]] = [[] for _ in params]
         for runner, own in zip(self._runners, sums, strict=True):
@@ -144,6 +145,7 @@ class Homes:
         for leaf, of_leaf, shape, home, is_frozen in pairs:
             if is_frozen:
                 continue
+            shape = widened(shape) if is_wide else shape
             wanted = leaf.sharding if isinstance(leaf, jax.Array) else self._everywhere
             # An array that has no part in this process mustn't meet one that has: JAX would end the process.
             gradients.append(put(sum_of(of_leaf, shape), wanted) if is_here(home) else elsewhere(shape, wanted))

@@ -12,7 +12,7 @@ from jax_passing.host.processes import refusals_told
 from jax_passing.partitioning.arrays import no_mesh
 from jax_passing.partitioning.plan import Plan
 from jax_passing.partitioning.stages import Output
-from jax_passing.pipelining.agreement import WHAT, agree, facts_of
+from jax_passing.pipelining.agreement import WHAT, agree, agree_on_scale, facts_of
 from jax_passing.pipelining.arguments import check_axes, checked_schedule, checked_specs
 from jax_passing.pipelining.batches import Batches
 from jax_passing.pipelining.homes import Homes
@@ -164,8 +164,10 @@ class Pipeline:
 
             scale, is_finite, value, gradients = step.scaled(scale, params, batch)
 
-        The gradients are those of the loss itself: they are divided by the scale, in float32 if they are narrower, when
-        those of all microbatches have been added up.
+        The gradients are those of the loss itself: they are divided by the scale when those of all microbatches have
+        been added up. As Flax's, they are float32 if their parameters are narrower, whose dtype would lose them again.
+        Moments of such parameters become float32 in an optimiser's first update, which `optax.apply_if_finite` refuses:
+        there, skip a step by an `if is_finite` of your own.
 
         Args:
           scale: a `DynamicScale` of Flax, or a loss scale of jmp.
@@ -175,13 +177,16 @@ class Pipeline:
           The scale for the next step; whether all gradients of all stages are finite, the same in all processes, for
           which this waits; and then what a step returns.
 
-        Raises UsageError as a step does, and if the scale is something else.
+        Raises UsageError as a step does, and if the scale is something else; where the mesh spans several processes, on
+        all of them if their scales differ.
         """
         _check_outside(params, batch)
         factor, adjusted = scale_of(scale)
         with no_mesh():
             value, gradients = self._value_and_grad(params, batch, factor)
         is_finite = self.all_finite(gradients)
+        if self._spans_processes:  # by now all of them have done the step, so none waits long for another
+            agree_on_scale(self.mesh, factor)
         return adjusted(is_finite), is_finite, value, gradients
 
     def all_finite(self, gradients: Any) -> bool:
@@ -227,13 +232,16 @@ class Pipeline:
             jax.block_until_ready(found)
         return found
 
-    def _value_and_grad(self, params: Any, batch: Any, scale: float = 1.0) -> tuple[Any, Any]:
+    def _value_and_grad(self, params: Any, batch: Any, scale: float | None = None) -> tuple[Any, Any]:
         step, leaves = self._begin(params, batch, is_training=True, scale=scale)
         for task in self._tasks:
             step.do(task)
-        return self._awaited((self._result(step), self._homes.gradients(step.sums, leaves)))
+        gradients = self._homes.gradients(step.sums, leaves, is_wide=scale is not None)
+        return self._awaited((self._result(step), gradients))
 
-    def _begin(self, params: Any, batch: Any, *, is_training: bool, scale: float = 1.0) -> tuple[Step, list[Any]]:
+    def _begin(
+        self, params: Any, batch: Any, *, is_training: bool, scale: float | None = None
+    ) -> tuple[Step, list[Any]]:
         """Returns a step of which no task is done yet, and the leaves of the parameters."""
         self._check_session()
         leaves = self.plan.leaves_of_params(params)

@@ -59,7 +59,7 @@ class Runner:
         self._gradients = [NamedSharding(mesh, spec) for spec in self._trained_specs]
         self._sums = [NamedSharding(mesh, PartitionSpec(data_axis, *spec)) for spec in self._trained_specs]
         self.is_here = is_here(self.same)
-        self._adding: dict[tuple[bool, bool], Any] = {}
+        self._adding: dict[tuple[bool, Any], Any] = {}
 
     def zeros(self) -> list[jax.Array]:
         """Returns the sums of gradients before the first microbatch."""
@@ -124,23 +124,31 @@ class Runner:
         return put(np.float32(number), self.same) if self.is_here else elsewhere(shape, self.same)
 
     def add_gradients(
-        self, is_whole: bool, known: Mapping[int, Any], number: Any, sums: Sequence[Any], scale: Any, is_last: bool
+        self,
+        is_whole: bool,
+        known: Mapping[int, Any],
+        number: Any,
+        sums: Sequence[Any],
+        scale: Any,
+        *,
+        is_last: bool,
+        is_wide: bool,
     ) -> tuple[list[Any], list[Any]]:
         """Runs the whole backward pass, or its second part. Returns the sums with its gradients, and its other results.
 
         After the last microbatch the sums become means over all microbatches and all devices, on all hosts, and are
-        divided by the loss scale.
+        divided by the loss scale. `is_wide`: whether these stay in float32 if their parameters are narrower.
         """
         if not self.is_here:
-            gradients = list(map(elsewhere, self._trained, self._gradients))
+            gradients = list(map(elsewhere, self._means(is_wide), self._gradients))
             return gradients, self._elsewhere(self._gradients_back) if is_whole else []
         part = self.passes.whole if is_whole else self.passes.to_weights
         if not part.outputs:  # nothing before it, or in it, is trained
             return [], []
-        if (is_whole, is_last) not in self._adding:
-            self._adding[is_whole, is_last] = self._add_gradients(part, is_last)
-        run = self._adding[is_whole, is_last]
-        return run(list(sums), [known[value] for value in part.inputs], number, scale)
+        dtypes = tuple(shape.dtype for shape in self._means(is_wide)) if is_last else None
+        if (is_whole, dtypes) not in self._adding:
+            self._adding[is_whole, dtypes] = self._add_gradients(part, dtypes)
+        return self._adding[is_whole, dtypes](list(sums), [known[value] for value in part.inputs], number, scale)
 
     def results(self, by_microbatch: Sequence[Sequence[Any]]) -> list[Any]:
         """Returns the means of floating-point outputs, and any other output of the last microbatch on the last
@@ -181,6 +189,10 @@ class Runner:
 
         return jax.jit(body)
 
+    def _means(self, is_wide: bool) -> list[jax.ShapeDtypeStruct]:
+        """Returns the shapes of the means of the gradients."""
+        return [widened(shape) if is_wide else shape for shape in self._trained]
+
     @property
     def _gradients_back(self) -> list[Any]:
         """Returns the shapes of the gradients of carried arrays, as far as they are needed."""
@@ -191,7 +203,8 @@ class Runner:
         width = self.mesh.shape[self._axis]
         return [elsewhere(jax.ShapeDtypeStruct((width, *shape.shape), shape.dtype), self.differing) for shape in shapes]
 
-    def _add_gradients(self, part: Part, is_last: bool) -> Any:
+    def _add_gradients(self, part: Part, dtypes: Sequence[Any] | None) -> Any:
+        """`dtypes`: after the last microbatch, those of the means."""
         count = len(self.passes.trained)
 
         def add(sums: Sequence[Any], given: Sequence[Any], number: Any) -> Any:
@@ -203,12 +216,11 @@ class Runner:
         def body(sums: Sequence[Any], given: Sequence[Any], number: Any, scale: Any) -> Any:
             differing, same = self.differing.spec, self.same.spec
             added, rest = self._along_data(add, (differing, self._specs(part), same), differing)(sums, given, number)
-            if is_last:
-                dtypes = [shape.dtype for shape in self._trained]
+            if dtypes is not None:
                 added = self._mean_over_devices(added, dtypes, self._trained_specs, scale)
             return added, rest
 
-        shardings = self._gradients if is_last else self._sums
+        shardings = self._sums if dtypes is None else self._gradients
         return jax.jit(body, out_shardings=(shardings, self.differing), donate_argnums=0)
 
     def _inputs(self, part: Part, given: Sequence[Any], number: Any) -> list[Any]:
@@ -230,7 +242,7 @@ class Runner:
     def _mean_over_devices(
         self, sums: Sequence[Any], dtypes: Sequence[Any], specs: Sequence[PartitionSpec], scale: Any
     ) -> list[Any]:
-        """Makes means of sums over the microbatches, divided by `scale`, which travel in `dtypes`, those of the means.
+        """Makes means, in `dtypes`, of sums over the microbatches, and divides them by `scale`.
 
         The sums have a leading dimension, which `specs` are without.
         """
@@ -239,14 +251,14 @@ class Runner:
 
         def body(sums: Sequence[Any], scale: Any) -> list[Any]:
             means = [
-                (one / self._microbatches / scale.astype(one.dtype)).astype(dtype)
+                (one / self._microbatches / scale.astype(one.dtype)).astype(_summed_in(dtype))
                 for one, dtype in zip(_without_dimension(sums), dtypes, strict=True)
             ]
             if scope.current() is None:  # there are no other hosts
                 total, devices = lax.psum(means, self._axis), self.mesh.shape[self._axis]
             else:
                 total, devices = psum(means, self._axis), axis_size(self._axis)
-            return [one / devices for one in total]
+            return [(one / devices).astype(dtype) for one, dtype in zip(total, dtypes, strict=True)]
 
         leading = [PartitionSpec(self._axis, *spec) for spec in specs]
         mapped = jax.shard_map(
@@ -264,6 +276,19 @@ class Runner:
 def _wide(dtype: Any) -> Any:
     """Returns the dtype of a sum over many microbatches: with 8 bits, bfloat16 stops growing at 256 equal addends."""
     return jnp.float32 if dtype.itemsize < 4 else dtype
+
+
+def _summed_in(dtype: Any) -> Any:
+    """Returns the dtype of a sum over devices: two float16 of 40000 are infinite, though their mean isn't.
+
+    bfloat16 has the range of float32, and travels from host to host in half the bytes; float16 travels as float32 does.
+    """
+    return dtype if dtype == jnp.bfloat16 and scope.current() is not None else _wide(dtype)
+
+
+def widened(shape: Any) -> jax.ShapeDtypeStruct:
+    """Returns the shape, in float32 if it is narrower."""
+    return jax.ShapeDtypeStruct(shape.shape, _wide(shape.dtype))
 
 
 def _microbatch(array: Any, number: Any) -> Any:

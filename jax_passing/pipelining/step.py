@@ -27,16 +27,18 @@ class Step:
         schedule: Schedule,
         *,
         is_training: bool,
-        scale: float = 1.0,
+        scale: float | None = None,
     ) -> None:
         """`held`, `batches`: by stage, the pieces of parameters, and the leaves of the batch. `is_training`: whether
-        there are backward passes, for which forward ones keep arrays. `scale`: that of the loss in these."""
+        there are backward passes, for which forward ones keep arrays. `scale`: that of the loss in these, if it has
+        one; then gradients are in float32 if their parameters are narrower."""
         self._is_training = is_training
         self._runners = runners
         self._held = held
         self._batches = batches
         self.sums = [runner.zeros() if is_training else [] for runner in runners]
-        self._scales = [runner.scale(scale) for runner in runners] if is_training else []
+        self._is_scaled = scale is not None
+        self._scales = [runner.scale(1.0 if scale is None else scale) for runner in runners] if is_training else []
         self.outputs: list[list[Any]] = [[None] * schedule.microbatches for _ in runners]
         self._carried: dict[tuple[int, int], Any] = {}  # by stage that takes the arrays, and microbatch
         self._known: dict[tuple[int, int], dict[int, Any]] = {}  # by stage and microbatch, values of its backward pass
@@ -84,7 +86,13 @@ class Step:
         self._missing[stage] -= 1
         known, number, is_last = self._known.pop(key), np.int32(task.microbatch), self._missing[stage] == 0
         self.sums[stage], rest = runner.add_gradients(
-            is_whole, known, number, self.sums[stage], self._scales[stage], is_last
+            is_whole,
+            known,
+            number,
+            self.sums[stage],
+            self._scales[stage],
+            is_last=is_last,
+            is_wide=self._is_scaled,
         )
         if is_whole:
             self._send_back(task, rest)

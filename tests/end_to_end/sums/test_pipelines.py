@@ -26,6 +26,7 @@ def test_a_mesh_over_processes(cluster: "Cluster", layout: str, processes: int, 
     finish(started)
     for process in started:
         assert "zb-h1: " in process.text
+        assert "refused: The processes of the mesh differ in the loss scale (process 0: 1024.0; pro" in process.text
         assert "refused: The mesh spans several processes, and the parameters aren't on their" in process.text
         assert "refused: This process has another session, or another rank in it, than when pipeline" in process.text
         assert "refused: The sessions of the mesh's processes don't suit its stages." in process.text

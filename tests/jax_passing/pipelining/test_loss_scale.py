@@ -1,5 +1,6 @@
 """Steps with a dynamic loss scale, against Flax's own on one device."""
 
+import contextlib
 import functools
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import optax
 import pytest
 from flax.training.dynamic_scale import DynamicScale
 
-from jax_passing import partition, pipeline
+from jax_passing import init, partition, pipeline
 from jax_passing.errors import UsageError
 
 ROWS, MICROBATCHES, WIDTH = 4, 4, 8
@@ -104,6 +105,54 @@ def test_a_power_of_two_changes_no_bit():
     assert finite is True
     for one, other in zip([value, *gradients], [scaled_value, *scaled_gradients], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("in_session", [False, True])
+def test_a_mean_over_devices_is_finite_though_the_sum_in_float16_isnt(in_session):
+    params, batch = jnp.ones(1, jnp.float16), jnp.full(2, 40000, jnp.float16)
+    plan = partition(lambda params, batch: jnp.sum(params * batch), params, batch[:1], stages=1)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("stage", "data"))
+    session = init(world_size=1, rank=0, axis_name="data") if in_session else contextlib.nullcontext()
+    with session:
+        step = pipeline(plan, mesh, microbatches=1)
+        value, gradients = step(params, batch)
+        _, finite, scaled_value, scaled_gradients = step.scaled(DynamicScale(scale=jnp.float32(1.0)), params, batch)
+    assert finite
+    assert value.dtype == scaled_value.dtype == gradients.dtype == jnp.float16
+    assert [float(each.reshape(())) for each in (value, gradients, scaled_value, scaled_gradients)] == [40000.0] * 4
+
+
+def test_gradients_of_float16_parameters_are_float32():
+    """They are about 1e-9; the least float16 is 6e-8. Both stages use the first parameter."""
+
+    def tied(params, batch):
+        x = batch
+        for weight in (*params, params[0]):
+            x = jnp.tanh(x @ weight)
+        return jnp.mean(x.astype(jnp.float32)) * 1e-7
+
+    params, batch = jax.tree.map(jnp.float16, arguments(2))
+    batch = batch[:ROWS]
+    plan = partition(tied, params, batch, stages=2)
+    assert plan.stages[0].pieces[0].name == plan.stages[1].pieces[0].name
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(2, 1), ("stage", "data"))
+    step = pipeline(plan, mesh, microbatches=1)
+    scale, optimizer = DynamicScale(), optax.adam(0.1)
+    _, _, _, gradients = jax.jit(scale.value_and_grad(tied))(params, batch)
+    assert 1e-10 < max(float(jnp.abs(each).max()) for each in gradients) < 6e-8 / 2
+
+    placed, by_stage = step.place(params), step.by_stage(optimizer)
+    _, finite, _, ours = step.scaled(scale, placed, batch)
+    assert finite
+    for one, other in zip(ours, gradients, strict=True):
+        assert one.dtype == other.dtype == jnp.float32
+        np.testing.assert_allclose(one, other, rtol=0, atol=5e-3 * float(jnp.abs(other).max()))
+    updates, _ = by_stage.update(ours, by_stage.init(placed), placed)
+    whole_updates, _ = optimizer.update(jax.device_get(ours), optimizer.init(params), params)
+    moved = optax.apply_updates(placed, updates)
+    for one, update, other in zip(moved, updates, whole_updates, strict=True):
+        assert (one.dtype, update.dtype) == (jnp.float16, jnp.float32)
+        np.testing.assert_allclose(update, other, rtol=1e-5)
 
 
 class Jmp(NamedTuple):

@@ -40,7 +40,7 @@ def arguments(width: int) -> tuple[dict, dict]:
         "last": normal(N, N) / 3,
         "stack": normal(4, N, N) / 3,
         "tied": normal(N, N) / 3,
-        "unused": jnp.ones(3),  # a jax.Array, as Flax's init returns
+        "unused": jnp.ones(3, jnp.float16),  # a jax.Array, as Flax's init returns
     }
     count = width * MICROBATCHES
     keys = jax.random.split(jax.random.key(3), count)
@@ -109,19 +109,24 @@ def main(layout: str) -> None:
             for gradient, same in zip(*map(jax.tree.leaves, (found_gradients, scaled_gradients)), strict=True):
                 for one, other in zip(gradient.addressable_shards, same.addressable_shards, strict=True):
                     np.testing.assert_array_equal(one.data, other.data)  # the scale is a power of two
+            assert (found_gradients["unused"].dtype, scaled_gradients["unused"].dtype) == (jnp.float16, jnp.float32)
             broken = {**own, "y": own["y"] * (np.inf if rank == count - 1 else 1)}  # seen by the last stage alone
             assert not step.scaled(scale, placed, broken)[1]
-            updates, _ = optimizer.update(found_gradients, state, value=found)
+            updates, _ = optimizer.update(scaled_gradients, state, value=found)
             moved = optax.apply_updates(placed, updates)
             pairs = zip(*map(jax.tree.leaves, (found_gradients, gradients, moved, placed)), strict=True)
             shards = 0
             for gradient, right, after, before in pairs:
-                assert gradient.sharding == before.sharding
+                assert (gradient.sharding, after.dtype) == (before.sharding, before.dtype)
                 for one, new, old in zip(*(x.addressable_shards for x in (gradient, after, before)), strict=True):
                     np.testing.assert_allclose(one.data, right[one.index], rtol=0, atol=1e-6 * largest)
                     np.testing.assert_allclose(new.data, old.data - 0.1 * one.data, rtol=1e-5, atol=1e-6)
                     shards += 1
             print(f"{schedule}: {shards} shards are right")
+        try:
+            step.scaled(DynamicScale(scale=jnp.float32(2.0 ** (10 + rank))), placed, own)
+        except jax_passing.errors.UsageError as error:
+            print(f"refused: {error}")
         try:
             step(params, own)
         except jax_passing.errors.UsageError as error:
