@@ -61,20 +61,22 @@ void SwitchCore::Queue(const Action& action) {
   Queue(action, has_group ? 0 : action.bare_workers, action.bare);
 }
 
-// Those that go the same way leave together: one that is sent by itself costs as much as 44. So answers overtake others
-// of the same worker, but few of them.
+// Those that go the same way leave together: one that is sent by itself costs as much as 44. Each worker gets its
+// answers in their order, but that of results of which some workers get a header, whole ones overtake headers, or the
+// reverse; few of them.
 void SwitchCore::Queue(const Action& action, uint64_t workers, std::span<const uint8_t> packet) {
   const auto is_same = [&](const Batch& one) {
     return one.job == action.job && one.to == action.to && one.workers == workers;
   };
-  const auto overtakes_far = [&](const Batch& one) {
+  const bool has_headers = action.bare_workers != 0;
+  const auto is_in_the_way = [&](const Batch& one) {
     const bool is_other_way = (one.to == SendTo::kParent) != (action.to == SendTo::kParent);
     const bool share = one.workers == 0 || workers == 0 || (one.workers & workers) != 0;
     const bool is_far = answer_count_ - one.first >= wire::kReorderedChunks;
-    return one.job == action.job && !is_other_way && share && is_far;
+    return one.job == action.job && !is_other_way && share && (is_far || !has_headers || !one.has_headers);
   };
   size_t at = batch_count_;
-  while (at > 0 && !is_same(batches_[at - 1]) && !overtakes_far(batches_[at - 1])) --at;
+  while (at > 0 && !is_same(batches_[at - 1]) && !is_in_the_way(batches_[at - 1])) --at;
   if (at == 0 || !is_same(batches_[at - 1])) {
     if (batch_count_ == batches_.size()) batches_.emplace_back();
     at = ++batch_count_;
@@ -82,6 +84,7 @@ void SwitchCore::Queue(const Action& action, uint64_t workers, std::span<const u
     added.job = action.job;
     added.to = action.to;
     added.workers = workers;
+    added.has_headers = has_headers;
     added.first = answer_count_;
     added.bytes.clear();
     added.packet_bytes.clear();

@@ -74,8 +74,9 @@ class SwitchCore {
   struct Batch {
     uint16_t job = 0;
     SendTo to = SendTo::kNobody;
-    uint64_t workers = 0;  // bits of those that are sent a copy each; 0 for the parent, or for all of the job
-    uint64_t first = 0;    // the number of its first answer
+    uint64_t workers = 0;      // bits of those that are sent a copy each; 0 for the parent, or for all of the job
+    bool has_headers = false;  // some workers get whole results, others headers
+    uint64_t first = 0;        // the number of its first answer
     std::vector<uint8_t> bytes{};
     std::vector<uint16_t> packet_bytes{};
   };

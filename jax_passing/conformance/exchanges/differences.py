@@ -20,6 +20,7 @@ from jax_passing.protocol.packet import (
 
 STEPS_SHOWN = 12
 LANES_SHOWN = 8
+REORDERED_MAX = 64  # answers to one worker; a switch may send headers and whole results in runs of their own
 
 
 def shown(data: bytes) -> str:
@@ -88,22 +89,23 @@ def _own_slot(exchange: Exchange, played: Played, slot: int) -> int:
 def _first_unlike(
     address: str, expected: Sequence[tuple[int, bytes]], received: Sequence[bytes]
 ) -> tuple[str, int | None] | None:
-    """Describes the first packet that differs, and after which step, if that is known."""
-    for (index, out), data in zip(expected, received, strict=False):
-        if data != out:
+    """Describes the first packet that differs, and after which step, if that is known. A packet may overtake some."""
+    awaited = list(expected)
+    for data in received:
+        if not awaited:
+            before = f", after the {len(expected)} that it expects" if expected else ""
+            return f"{address} got a packet that it doesn't expect{before}:\n  got      {shown(data)}", None
+        place = next((place for place, (_, out) in enumerate(awaited[:REORDERED_MAX]) if data == out), None)
+        if place is None:
+            index, out = awaited[0]
             return (
                 f"after step {index + 1} {address} expects another packet:\n  expected {shown(out)}\n"
                 f"  got      {shown(data)}\n  which differs in {_unlike(out, data)}"
             ), index
-    if len(received) < len(expected):
-        index, out = expected[len(received)]
+        del awaited[place]
+    if awaited:
+        index, out = awaited[0]
         return f"after step {index + 1} {address} expects a packet, got nothing:\n  expected {shown(out)}", index
-    if len(received) > len(expected):
-        before = f", after the {len(expected)} that it expects" if expected else ""
-        return (
-            f"{address} got a packet that it doesn't expect{before}:\n  got      {shown(received[len(expected)])}",
-            None,
-        )
     return None
 
 

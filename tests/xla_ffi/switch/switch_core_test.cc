@@ -119,6 +119,15 @@ TEST(SwitchCore, lanesGoToTheWorkersThatNeedThem) {
   }
 }
 
+TEST(SwitchCore, aWorkerGetsItsAnswersInTheirOrder) {
+  Switch one;
+  one.core.AddJob(MakeJob(3, 1), {});
+  for (const uint32_t sequence : {9, 9, 17}) one.Take(AtSequence(sequence, From(0)));
+  const std::vector<Sent> sent = one.Flush();
+  ASSERT_EQ(sent.size(), 3u);
+  for (const size_t i : {0, 1, 2}) EXPECT_EQ(sent[i].bytes[15], i == 2 ? 17 : 9);
+}
+
 // Whole results of one worker and headers of all others' are sent together, but none much later than those behind it.
 TEST(SwitchCore, anAnswerOvertakesFewOthers) {
   Switch one;
