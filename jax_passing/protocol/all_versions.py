@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 from jax_passing.config import SHARDS_MAX, Seconds
 from jax_passing.protocol.message_fields import JobName, Name, Port, Rank, Reason, Text, Version
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 
 
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):

@@ -78,13 +78,13 @@ def _seal(key: bytes, about: str, text: str) -> str:
     return _derived(key, b"passing told", len(content).to_bytes(8) + content + text.encode()).hex()
 
 
-def check_key(key: bytes | None, nonces: Sequence[bytes]) -> bytes:
+def check_key(key: bytes | None, job: str, nonces: Sequence[bytes]) -> bytes:
     """Returns the key with which an epoch's hosts check sums (xla_ffi/host/packets/sum_check.h).
 
-    `key`: the job's; without one, a sniffer of the nonces knows the result. `nonces`: of the job's shards.
+    `key`: the hosts' with nonces as those of `mask_key`; else the job's with those of its shards. Without a key, a
+    sniffer of the nonces knows the result.
     """
-    lengths = b"".join(len(nonce).to_bytes(1) + nonce for nonce in nonces)
-    return _derived(key or bytes(KEY_BYTES), b"passing check", lengths)[:CHECK_KEY_BYTES]
+    return _of_epoch(key or bytes(KEY_BYTES), b"passing check", job, nonces)[:CHECK_KEY_BYTES]
 
 
 def mask_key(hosts_key: bytes, job: str, nonces: Sequence[bytes]) -> bytes:
@@ -94,8 +94,12 @@ def mask_key(hosts_key: bytes, job: str, nonces: Sequence[bytes]) -> bytes:
     nobody can have it use a key again.
     """
     assert all(len(nonce) == NONCE_BYTES for nonce in nonces)
-    content = len(nonces).to_bytes(4) + b"".join(nonces) + job.encode()
-    return _derived(hosts_key, b"passing masks", content)[:MASK_KEY_BYTES]
+    return _of_epoch(hosts_key, b"passing masks", job, nonces)[:MASK_KEY_BYTES]
+
+
+def _of_epoch(key: bytes, purpose: bytes, job: str, nonces: Sequence[bytes]) -> bytes:
+    parts = b"".join(len(nonce).to_bytes(1) + nonce for nonce in nonces)
+    return _derived(key, purpose, len(nonces).to_bytes(4) + parts + job.encode())
 
 
 def digest(hosts_key: bytes) -> str:

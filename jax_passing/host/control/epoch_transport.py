@@ -43,7 +43,7 @@ def start(
             # traffic. A wider one lets hosts drift apart, and their queues fill. A shard's slots are a power of two.
             slots_per_shard=1 << max(0, (slots // len(shards)).bit_length() - 1),
             lanes_per_chunk=_agree("lanes of a chunk", shards, [welcome.lanes_per_chunk for welcome in welcomes]),
-            check_key=check_key(context, welcomes),
+            check_key=check_key(context, own_nonce, welcomes),
             mask_key=mask_key(context, own_nonce, welcomes),
             seed=settings.seed,
             check_nans=settings.check_nans,
@@ -64,8 +64,9 @@ def _agree(what: str, shards: Sequence[WelcomedShard], values: Sequence[int]) ->
     return min(values)
 
 
-def check_key(context: HostContext, welcomes: Sequence[Welcome]) -> bytes | None:
-    """Returns None if sums aren't checked. All hosts decide alike, as their welcomes say the same of this."""
+def check_key(context: HostContext, own_nonce: bytes, welcomes: Sequence[Welcome]) -> bytes | None:
+    """Returns None if sums aren't checked. All hosts decide alike, as their welcomes say the same of this. Takes and
+    raises what `host_nonces` does."""
     wanted = context.settings.check_sums
     if wanted is None:
         # A switch that changes a sum, and sees whether hosts refuse it, learns something of the exponents in it.
@@ -74,16 +75,35 @@ def check_key(context: HostContext, welcomes: Sequence[Welcome]) -> bytes | None
         wanted = is_confidential or (context.key is not None and has_no_tags)
     if not wanted:
         return None
-    # The switch knows the job's key, but not the hosts'.
-    return keys.check_key(context.hosts_key or context.key, [welcome.nonce for welcome in welcomes])
+    # The switch knows the job's key, but not the hosts'. One that lies may say its own nonces again, but not theirs.
+    if context.hosts_key is not None:
+        return keys.check_key(context.hosts_key, context.job, host_nonces(context, own_nonce, welcomes))
+    return keys.check_key(context.key, context.job, [welcome.nonce for welcome in welcomes])
 
 
-def mask_key(context: HostContext, own_nonce: bytes, welcomes: Sequence[Welcome]) -> bytes | None:
-    """Returns None if sums aren't confidential. `own_nonce`: this host's randomness.
+def host_nonces(context: HostContext, own_nonce: bytes, welcomes: Sequence[Welcome]) -> Sequence[bytes]:
+    """Returns the randomness of all hosts, by rank, where sums are confidential. `own_nonce`: this host's.
 
     Raises:
       JoinError: a switch leaves out our own randomness, and by the key of an earlier epoch that one's sums could be
-        read; or the other hosts have a key, and this one hasn't; or packets are too short for as many ranks.
+        read.
+    """
+    nonces, rank, world_size = welcomes[0].host_nonces, context.settings.rank, context.settings.world_size
+    are_all_there = len(nonces) == world_size and {len(nonce) for nonce in nonces} == {NONCE_BYTES}
+    if not are_all_there or nonces[rank] != own_nonce or any(each.host_nonces != nonces for each in welcomes):
+        raise JoinError(
+            "The switch's welcome doesn't have the random numbers of all hosts, which confidential sums need. It isn't "
+            "what hosts and switches of jax_passing say: don't use this switch."
+        )
+    return nonces
+
+
+def mask_key(context: HostContext, own_nonce: bytes, welcomes: Sequence[Welcome]) -> bytes | None:
+    """Returns None if sums aren't confidential.
+
+    Raises:
+      JoinError: as `host_nonces`; or the other hosts have a key, and this one hasn't; or packets are too short for as
+        many ranks.
     """
     if context.hosts_key is None:
         # An honest switch refuses such hosts by their facts. Another one would read what this host sends.
@@ -93,13 +113,7 @@ def mask_key(context: HostContext, own_nonce: bytes, welcomes: Sequence[Welcome]
                 f"have noticed. Give all hosts of the job the same file ({PREFIX}HOSTS_KEY_FILE)."
             )
         return None
-    nonces, rank, world_size = welcomes[0].host_nonces, context.settings.rank, context.settings.world_size
-    are_all_there = len(nonces) == world_size and {len(nonce) for nonce in nonces} == {NONCE_BYTES}
-    if not are_all_there or nonces[rank] != own_nonce or any(each.host_nonces != nonces for each in welcomes):
-        raise JoinError(
-            "The switch's welcome doesn't have the random numbers of all hosts, which confidential sums need. It isn't "
-            "what hosts and switches of jax_passing say: don't use this switch."
-        )
+    nonces, world_size = host_nonces(context, own_nonce, welcomes), context.settings.world_size
     if world_size > (most := min(welcome.lanes_per_chunk for welcome in welcomes) - LANES_BEHIND_MAX):
         raise JoinError(
             f"Confidential sums of {world_size} ranks need a lane for each in a packet, and this switch's packets have "

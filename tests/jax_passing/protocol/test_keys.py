@@ -122,16 +122,20 @@ def test_a_channel_takes_bytes_one_by_one():
     assert asked == ["a"]
 
 
-def test_keys_of_masks():
+def test_keys_of_masks_and_of_checks():
     nonces = [bytes([rank]) * keys.NONCE_BYTES for rank in range(3)]
     others = [
-        keys.mask_key(bytes(32), "a", nonces),
-        keys.mask_key(b"x" * 32, "a", nonces),
-        keys.mask_key(bytes(32), "b", nonces),
-        keys.mask_key(bytes(32), "a", nonces[::-1]),
-        keys.mask_key(bytes(32), "a", nonces[:2]),
+        of(*given)
+        for of in (keys.mask_key, keys.check_key)
+        for given in (
+            (bytes(32), "a", nonces),
+            (b"x" * 32, "a", nonces),
+            (bytes(32), "b", nonces),
+            (bytes(32), "a", nonces[::-1]),
+            (bytes(32), "a", nonces[:2]),
+        )
     ]
     assert len(set(others)) == len(others)
-    assert all(len(one) == keys.MASK_KEY_BYTES for one in others)
+    assert {len(one) for one in others} == {keys.MASK_KEY_BYTES} == {keys.CHECK_KEY_BYTES}
     assert keys.mask_key(bytes(32), "a", list(nonces)) == others[0]
     assert keys.digest(bytes(32)) != keys.digest(b"x" * 32)

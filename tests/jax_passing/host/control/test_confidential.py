@@ -131,6 +131,22 @@ def test_confidential_sums_are_checked_unless_somebody_says_otherwise(
     assert made == [hosts_key] * 2 * are_checked
 
 
+def test_a_switch_that_says_its_nonce_again_gets_no_check_key_again(running, monkeypatch):
+    made = []
+    true_key, true_encode = keys.check_key, messages.encode
+
+    def encode(message):
+        if isinstance(message, messages.Welcome):
+            message = msgspec.structs.replace(message, nonce=bytes(16))
+        return true_encode(message)
+
+    monkeypatch.setattr(messages, "encode", encode)
+    monkeypatch.setattr(keys, "check_key", lambda *given: made.append(true_key(*given)) or made[-1])
+    for _ in range(2):
+        leave(outcomes([running], [OURS] * 2))
+    assert made[0] == made[1] != made[2] == made[3]
+
+
 def test_a_host_without_a_key_joins_no_confidential_sums(running, monkeypatch, mask_keys):
     """The switch, which should say so, doesn't."""
     true = messages.encode
