@@ -164,5 +164,41 @@ TEST(ChunkPackets, anyAlteredBitOfAClassIsSeen) {
   }
 }
 
+// Where lanes are masked, each rank has a lane of its own for an element of a maximum, so it can't wrap.
+TEST(ChunkPackets, anyAlteredBitOfAMaskedMaximumIsSeen) {
+  for (uint8_t number = 0; number < 20; ++number) {
+    JobConfig job = kJob;
+    job.shards.pop_back();
+    job.check_key = SumCheck::Key{number};
+    job.mask_key = LaneMasks::Key{number};
+    job.rank = 0;
+    job.world_size = 1;
+    const ChunkPackets packets(job);
+    std::vector<int32_t> elements{7};
+    ElementPass sum({.key = {},
+                     .spec = std::make_shared<SumSpec>(SumSpec{
+                         .site_name = "x", .dtype = DType::kInt32, .leaf_elements = {elements.size()}, .op = Op::kMax}),
+                     .inputs = {elements.data()},
+                     .outputs = {elements.data()}},
+                    packets.limits(), packets.rank(), /*started_us=*/0);
+    PlacedSegment placed;
+    placed.entry = {.id = {}, .chunk_count = 1, .segment_count = 1, .first_position = 5};
+    placed.sum = &sum;
+    std::vector<uint8_t> packet(wire::kMaxPacketBytes), scratch(4 * wire::kMaxLanes);
+    packets.Write(placed, 0, packet.data());
+    uint8_t* const lanes = &packet[wire::kHeaderBytes];
+    const auto is_sum = [&] {
+      const auto [unmasked, flags] = packets.Unmasked(placed, 0, packets.HeaderOf(placed, 0), lanes, scratch.data());
+      return packets.IsSum(placed, 0, flags, unmasked);
+    };
+    ASSERT_TRUE(is_sum());
+    for (uint32_t bit = 0; bit < 32; ++bit) {
+      wire::StoreLane(lanes, 0, wire::LoadLane(lanes, 0) ^ 1u << bit);
+      EXPECT_FALSE(is_sum()) << "key " << int{number} << ", bit " << bit;
+      wire::StoreLane(lanes, 0, wire::LoadLane(lanes, 0) ^ 1u << bit);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace passing
