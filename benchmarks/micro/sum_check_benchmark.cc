@@ -25,7 +25,7 @@ void Write(benchmark::State& state) {
   std::vector<uint8_t> lanes = Packet();
   uint64_t position = 0;
   for (auto _ : state) {
-    check.Write({.position = position++, .exponents = 1, .may_wrap = state.range(1) != 0}, 0, kDataLanes, lanes.data());
+    check.Write({.position = position++, .digest = 1, .may_wrap = state.range(1) != 0}, 0, kDataLanes, lanes.data());
     benchmark::ClobberMemory();
   }
 }
@@ -35,7 +35,7 @@ void Holds(benchmark::State& state) {
   const std::vector<uint8_t> lanes = Packet();
   uint64_t position = 0;
   for (auto _ : state) {
-    const SumCheck::Chunk chunk{.position = position++, .exponents = 1, .may_wrap = state.range(1) != 0};
+    const SumCheck::Chunk chunk{.position = position++, .digest = 1, .may_wrap = state.range(1) != 0};
     benchmark::DoNotOptimize(check.Holds(chunk, 0, kDataLanes, lanes.data()));
   }
 }
@@ -43,7 +43,7 @@ void Holds(benchmark::State& state) {
 void Digest(benchmark::State& state) {
   const SumCheck check(SumCheck::Key{1}, 0, 2);
   const std::vector<int32_t> exponents(90, 5);
-  for (auto _ : state) benchmark::DoNotOptimize(check.DigestOf(exponents));
+  for (auto _ : state) benchmark::DoNotOptimize(check.DigestOf(1, exponents));
 }
 
 BENCHMARK(Write)->ArgsProduct({{1, 2, 8}, {0, 1}})->ArgNames({"ranks", "integers"});

@@ -88,7 +88,7 @@ void AllReduce::SpeculateAhead() {
 
 void AllReduce::AddEntry(const LogEntry& entry) {
   if (log_.empty()) window_.Advance(entry.first_position);
-  log_.Append(entry);
+  log_.Append(entry, packets_.DigestOf(entry));
 }
 
 std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> message) {

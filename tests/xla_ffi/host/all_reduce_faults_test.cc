@@ -49,47 +49,6 @@ TEST(AllReduceCluster, maximaLoseAsSumsDo) {
   EXPECT_EQ(run(Op::kMax), std::pair(sums_us, sums_resent));
 }
 
-// The switch answers each of these chunks once with a wrong sum, and then with the right one.
-TEST(AllReduce, wrongResultsOfAnEpochAreLimited) {
-  for (const uint64_t chunks : {64u, 65u}) {
-    std::vector<std::vector<uint8_t>> sent;
-    FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
-    const JobConfig job{.rank = 0,
-                        .world_size = 1,
-                        .shards = {{.job = 3, .epoch = 7}},
-                        .slots_per_shard = 256,
-                        .lanes_per_chunk = 8,
-                        .check_key = SumCheck::Key{1}};
-    AllReduce all_reduce(job, {&driver}, [](std::string) {});
-    std::vector<int32_t> data(chunks * (8 - LanesBehind(job)), 5);
-    bool done = false;
-    auto spec =
-        std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {data.size()}});
-    all_reduce.Start({.key = {},
-                      .spec = spec,
-                      .inputs = {data.data()},
-                      .outputs = {data.data()},
-                      .done = [&](const Failure*) { done = true; }},
-                     0);
-    for (int64_t now_us = 0; !done && !all_reduce.failure() && now_us < 1'000'000; now_us += 1000) {
-      all_reduce.OnTimer(now_us);
-      for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
-        wire::Header header;
-        ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
-        header.type = wire::PacketType::kResult;
-        header.worker = wire::kEveryWorker;
-        wire::Encode(header, packet.data());
-        std::vector<uint8_t> wrong = packet;
-        wrong[wire::kHeaderBytes] ^= 1;
-        all_reduce.OnPacket(0, wrong, now_us);
-        if (!all_reduce.failure()) all_reduce.OnPacket(0, packet, now_us);
-      }
-    }
-    EXPECT_EQ(all_reduce.failure() ? all_reduce.failure()->kind : "", chunks > 64 ? "WrongSumError" : "");
-    EXPECT_EQ(all_reduce.stats().sums_wrong, chunks);
-  }
-}
-
 // All ranks send to one port, whose buffer holds less than a tenth of their windows.
 TEST(AllReduceCluster, manyRanksThroughOnePortGetOn) {
   ClusterOptions options{.world_size = 16,

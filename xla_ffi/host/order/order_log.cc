@@ -18,8 +18,8 @@ void OrderLog::Issue(std::unique_ptr<SumPass> sum) {
   }
 }
 
-void OrderLog::Append(const LogEntry& entry) {
-  entries_.push_back({.entry = entry});
+void OrderLog::Append(const LogEntry& entry, uint64_t digest) {
+  entries_.push_back({.entry = entry, .digest = digest});
   if (SumPass* sum = sums_.Find(entry.id)) {
     Connect(entries_.back(), *sum);
   } else {

@@ -27,8 +27,9 @@ struct PlacedSegment {
   SumPass* sum = nullptr;    // null until this host issues it, and once the segment is done
   bool is_prepared = false;  // this host's elements are there; nothing is sent before
   SegmentExponents exponents{};
-  uint64_t exponents_digest = 0;  // of sums that are checked (sum_check.h)
-  uint32_t next_chunk = 0;        // to be sent for the first time
+  // They stand for it where sums are checked (sum_check.h).
+  uint64_t digest = 0, digest_of_data = 0;
+  uint32_t next_chunk = 0;  // to be sent for the first time
   uint32_t chunks_done = 0;
 
   const Segment& segment() const { return sum->plan().segment(entry.id.segment); }
@@ -57,7 +58,8 @@ class OrderLog {
   bool Prepare(PlacedSegment& placed);
   // Is this entry, or one before it, not prepared yet? Scans the entries to send.
   bool WaitsForElements(uint64_t index) const;
-  void Append(const LogEntry& entry);
+  // `digest`: ChunkPackets::DigestOf it.
+  void Append(const LogEntry& entry, uint64_t digest);
   // Are there entries from this index on?
   bool Reaches(uint64_t index) const { return !entries_.empty() && entries_.back().entry.index >= index; }
   // Drops these entries and returns the first position of theirs. Empty if one of them has a result: then rank 0 took

@@ -59,17 +59,20 @@ ChunkRole ChunkPackets::RoleIn(const PlacedSegment& placed, uint32_t chunk) cons
 // Exponents that are added up have no exponents themselves.
 SumCheck::Chunk ChunkPackets::ToCheck(const PlacedSegment& placed, uint32_t chunk) const {
   if (placed.segment().CarriesExponents(chunk)) {
-    return {.position = placed.PositionOf(chunk), .exponents = 0, .may_wrap = false};
+    return {.position = placed.PositionOf(chunk), .digest = placed.digest, .may_wrap = false};
   }
+  const bool guesses = placed.segment().guesses();
   return {.position = placed.PositionOf(chunk),
-          .exponents = placed.segment().guesses() ? check_->DigestOf(placed.exponents.Sending(placed.segment(), chunk))
-                                                  : placed.exponents_digest,
+          .digest = guesses ? check_->DigestOf(placed.digest, placed.exponents.Sending(placed.segment(), chunk))
+                    : placed.segment().exponent_chunks > 0 ? placed.digest_of_data
+                                                           : placed.digest,
           .may_wrap = placed.sum->lanes_may_wrap()};
 }
 
 void ChunkPackets::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* numbers) const {
   placed.exponents.Take(placed.sum->plan().ExponentRange(placed.segment(), chunk), numbers);
-  if (check_ && placed.exponents.known()) placed.exponents_digest = check_->DigestOf(placed.exponents.of_data());
+  if (!check_ || !placed.exponents.known()) return;
+  placed.digest_of_data = check_->DigestOf(placed.digest, placed.exponents.of_data());
 }
 
 // The chunk carries exponents.
@@ -120,7 +123,7 @@ ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t 
     // Backwards: a sealed number takes more lanes.
     for (uint32_t i = seals_numbers() ? NumberCount(placed, chunk) : 0; i-- > 0;) {
       const auto number = static_cast<int32_t>(wire::LoadLane(lanes, i));
-      check_->SealNumber(placed.PositionOf(chunk), i, number, lanes + 4 * size_t{SumCheck::kNumberLanes} * i);
+      check_->SealNumber(ToCheck(placed, chunk), i, number, lanes + 4 * size_t{SumCheck::kNumberLanes} * i);
     }
   } else if (!role.adds_zeros) {
     flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), lanes);
@@ -198,7 +201,7 @@ const uint8_t* ChunkPackets::Maxima(const PlacedSegment& placed, uint32_t chunk,
     const uint32_t count = NumberCount(placed, chunk);
     for (uint32_t i = 0; i < count; ++i) {
       const uint8_t* sealed = lanes + 4 * size_t{SumCheck::kNumberLanes} * i;
-      const auto number = check_->OpenNumber(placed.PositionOf(chunk), i, sealed);
+      const auto number = check_->OpenNumber(ToCheck(placed, chunk), i, sealed);
       if (!number) return nullptr;
       wire::StoreLane(scratch, i, static_cast<uint32_t>(*number));
     }

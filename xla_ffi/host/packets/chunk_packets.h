@@ -33,6 +33,11 @@ class ChunkPackets {
             .maxima_apart = masks_.has_value()};
   }
 
+  // Returns what stands for the segment in its checks, so that no rank takes its chunks for another one's; 0 where sums
+  // aren't checked.
+  uint64_t DigestOf(const LogEntry& entry) const {
+    return check_ ? check_->DigestOf(entry.id, entry.first_position) : 0;
+  }
   // The header of the packet that this rank sends, without its flags: these depend on the elements.
   wire::Header HeaderOf(const PlacedSegment& placed, uint32_t chunk) const;
   // Writes that packet.

@@ -19,7 +19,7 @@ constexpr int64_t kPrimeBelow = 17, kPrime = (int64_t{1} << kPrimeBits) - kPrime
 static_assert(uint64_t{kMaxRanks} << kCodeBits <= uint64_t{1} << 32);
 
 // The purposes of draws from the key, so that no two draws are the same.
-enum class Draw : uint64_t { kFactor, kPads, kExponents, kNumber };
+enum class Draw : uint64_t { kFactor, kPads, kSegment, kExponents, kNumber };
 
 constexpr int kNumberCodeBits = 32 - SumCheck::kNumberBits;  // in each lane
 
@@ -82,13 +82,20 @@ SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(r
   }
 }
 
+uint64_t SumCheck::DigestOf(const SegmentId& id, uint64_t first_position) const {
+  return wire::SipHash(
+      key_, std::array{static_cast<uint64_t>(Draw::kSegment), id.site, uint64_t{id.execution} << 32 | id.step,
+                       uint64_t{id.segment} << 32 | id.pass, first_position});
+}
+
 // A segment has some 90 exponents: a hash for each of them took twice as long as all else that a host does.
-uint64_t SumCheck::DigestOf(std::span<const int32_t> exponents) const {
-  if (exponents.empty()) return 0;
+uint64_t SumCheck::DigestOf(uint64_t segment, std::span<const int32_t> exponents) const {
+  if (exponents.empty()) return segment;
   std::array<uint64_t, 64> words;
   size_t used = 0;
   words[used++] = static_cast<uint64_t>(Draw::kExponents);
   words[used++] = exponents.size();
+  words[used++] = segment;
   for (size_t i = 0; i < exponents.size(); i += 2) {
     if (used == words.size()) {
       words[0] = wire::SipHash(key_, words);
@@ -103,8 +110,7 @@ uint64_t SumCheck::DigestOf(std::span<const int32_t> exponents) const {
 
 uint64_t SumCheck::PadOf(const Chunk& chunk, uint32_t rank) const {
   if (rank == world_size_) return 0;
-  return wire::SipHash(key_,
-                       std::array{static_cast<uint64_t>(Draw::kPads) << 32 | rank, chunk.position, chunk.exponents});
+  return wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kPads) << 32 | rank, chunk.position, chunk.digest});
 }
 
 // c of the data lanes and the one that counts flags.
@@ -141,9 +147,9 @@ bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const ui
   return whole(summed) == whole(right);
 }
 
-void SumCheck::SealNumber(uint64_t position, uint32_t index, int32_t number, uint8_t* lanes) const {
+void SumCheck::SealNumber(const Chunk& chunk, uint32_t index, int32_t number, uint8_t* lanes) const {
   assert(number >= -(1 << (kNumberBits - 1)) && number < 1 << (kNumberBits - 1));
-  uint64_t code = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kNumber), position,
+  uint64_t code = wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kNumber), chunk.position, chunk.digest,
                                                  uint64_t{index} << 32 | static_cast<uint32_t>(number)});
   for (uint32_t lane = 0; lane < kNumberLanes; ++lane, code <<= kNumberCodeBits) {
     wire::StoreLane(
@@ -152,10 +158,10 @@ void SumCheck::SealNumber(uint64_t position, uint32_t index, int32_t number, uin
   }
 }
 
-std::optional<int32_t> SumCheck::OpenNumber(uint64_t position, uint32_t index, const uint8_t* lanes) const {
+std::optional<int32_t> SumCheck::OpenNumber(const Chunk& chunk, uint32_t index, const uint8_t* lanes) const {
   const int32_t number = static_cast<int32_t>(wire::LoadLane(lanes, 0)) >> kNumberCodeBits;
   uint8_t sealed[4 * kNumberLanes];
-  SealNumber(position, index, number, sealed);
+  SealNumber(chunk, index, number, sealed);
   if (!std::equal(std::begin(sealed), std::end(sealed), lanes)) return std::nullopt;
   return number;
 }

@@ -11,12 +11,13 @@
 // tell the sum of all c. The lanes of floats (docs/internals/fixed_point.md) and the counters of element_classes.h
 // don't overflow either, so they are integers x, whose sums lie between -2^31 and 2^31 - 1.
 //
-// k[i], of 27 bits, is drawn from a key that only hosts know. So are the P, which depend on the chunk's position and
-// exponents as well, but for P(world size) = 0: they are independent, and so are their differences (lane_masks.h has
-// such ones). Each is used once, so the packets reveal nothing about k. Added up over all ranks, the equation holds for
-// the sums, with P(0) alone. So every rank must be in the sum once, and with this chunk. If a lane is wrong by d, which
-// isn't 0 and less than m in magnitude, then at most one k[i] makes d k[i] what somebody guessed modulo m, and changed
-// c by. So an error passes with a probability of 2^-27, whatever it is.
+// k[i], of 27 bits, is drawn from a key that only hosts know. So are the P, which depend on the chunk's position, its
+// segment and exponents as well, but for P(world size) = 0: they are independent, and so are their differences
+// (lane_masks.h has such ones). Each is used once, so the packets reveal nothing about k. Added up over all ranks, the
+// equation holds for the sums, with P(0) alone. So every rank must be in the sum once, and with this chunk of this sum:
+// the switch, which relays the job's order, can't have ranks take one position for different ones. If a lane is wrong
+// by d, which isn't 0 and less than m in magnitude, then at most one k[i] makes d k[i] what somebody guessed modulo m,
+// and changed c by. So an error passes with a probability of 2^-27 a try, whatever it is.
 //
 // Exponents that are added up have this check as well. Of those of more ranks (HasExponentsApart in job_config.h) the
 // switch takes the greatest. Each has two lanes, with another code of its own
@@ -24,8 +25,8 @@
 // lanes are those that some rank sent.
 //
 // Lanes of integers may wrap. So each of the two lanes is a code of its own, with other k and P, modulo 2^32. An error
-// by an odd number in some lane passes with 2^-64, but one by 2^n with 4^(n - 32): the highest bits of integers are
-// protected badly.
+// by an odd number in some lane passes with 2^-64, but one by an odd number times 2^n with 4^(n - 32): the highest bits
+// of integers are protected badly. Maxima have a lane for each rank, which doesn't wrap.
 #ifndef XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
 #define XLA_FFI_HOST_PACKETS_SUM_CHECK_H_
 
@@ -35,6 +36,7 @@
 #include <span>
 
 #include "host/packets/lane_product.h"
+#include "host/sums/segment_id.h"
 #include "wire/header.h"
 
 namespace passing {
@@ -53,14 +55,16 @@ class SumCheck {
 
   struct Chunk {
     uint64_t position;
-    uint64_t exponents;  // DigestOf its segment's
-    bool may_wrap;       // its lanes are integers
+    uint64_t digest;  // of its segment, and of the exponents of its data
+    bool may_wrap;    // its lanes are integers
   };
 
   SumCheck(const Key& key, uint32_t rank, uint32_t world_size);
 
-  // Stands for a segment's exponents: no others have the same one. Integers have none.
-  uint64_t DigestOf(std::span<const int32_t> exponents) const;
+  // Stands for a segment that begins at this position: no other has the same one.
+  uint64_t DigestOf(const SegmentId& id, uint64_t first_position) const;
+  // Stands for the segment with this digest, and for its exponents. Integers have none.
+  uint64_t DigestOf(uint64_t segment, std::span<const int32_t> exponents) const;
   // Writes kLanes lanes behind `count` data lanes of this rank's contribution.
   void Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const;
   // May these be the sums of what all ranks wrote, with the flags or-ed?
@@ -69,10 +73,10 @@ class SumCheck {
   // The bits of a number that can be sealed, its sign among them, and its lanes then.
   static constexpr int kNumberBits = 22;
   static constexpr uint32_t kNumberLanes = 2;
-  // Seals the number with this index of the exponent chunk at this position.
-  void SealNumber(uint64_t position, uint32_t index, int32_t number, uint8_t* lanes) const;
+  // Seals the number with this index of an exponent chunk.
+  void SealNumber(const Chunk& chunk, uint32_t index, int32_t number, uint8_t* lanes) const;
   // Returns the number, or nothing if no rank sent these lanes.
-  std::optional<int32_t> OpenNumber(uint64_t position, uint32_t index, const uint8_t* lanes) const;
+  std::optional<int32_t> OpenNumber(const Chunk& chunk, uint32_t index, const uint8_t* lanes) const;
 
  private:
   using Codes = std::array<uint32_t, 2>;  // the lanes of c

@@ -31,7 +31,8 @@ class OrderLogTest : public testing::Test {
     log_.Append({.id = {.site = site, .segment = segment},
                  .chunk_count = chunk_count,
                  .index = next_index_,
-                 .first_position = next_position_});
+                 .first_position = next_position_},
+                /*digest=*/0);
     next_position_ += chunk_count;
     return next_index_++;
   }

@@ -68,8 +68,8 @@ class Ranks {
   std::vector<uint8_t> flags_;
 };
 
-const SumCheck::Chunk kFloats{.position = 77, .exponents = 5, .may_wrap = false};
-const SumCheck::Chunk kIntegers{.position = 77, .exponents = 0, .may_wrap = true};
+const SumCheck::Chunk kFloats{.position = 77, .digest = 5, .may_wrap = false};
+const SumCheck::Chunk kIntegers{.position = 77, .digest = 0, .may_wrap = true};
 
 TEST(SumCheck, holdsForTheSumOfAllRanks) {
   for (const SumCheck::Chunk& chunk : {kFloats, kIntegers}) {
@@ -140,7 +140,7 @@ TEST(SumCheck, aRankThatIsMissingOrTwice) {
   }
 }
 
-TEST(SumCheck, anotherPositionExponentsKeyOrFlags) {
+TEST(SumCheck, anotherPositionDigestKeyOrFlags) {
   Ranks ranks(2, 10, kFloats, 5);
   const Lanes sum = ranks.Sum();
   const SumCheck& check = ranks.check();
@@ -153,7 +153,7 @@ TEST(SumCheck, anotherPositionExponentsKeyOrFlags) {
   other.position += uint64_t{1} << 32;
   EXPECT_FALSE(holds(check, other, ranks.flags()));
   other = kFloats;
-  ++other.exponents;
+  ++other.digest;
   EXPECT_FALSE(holds(check, other, ranks.flags()));
   for (uint8_t flags = 0; flags < 8; ++flags) EXPECT_EQ(holds(check, kFloats, flags), flags == ranks.flags());
   SumCheck::Key key = kKey;
@@ -163,20 +163,34 @@ TEST(SumCheck, anotherPositionExponentsKeyOrFlags) {
 
 TEST(SumCheck, digestsOfExponents) {
   const SumCheck check(kKey, 0, 2);
-  EXPECT_EQ(check.DigestOf({}), 0u);
+  EXPECT_EQ(check.DigestOf(7, {}), 7u);
   std::set<uint64_t> digests;
   std::vector<int32_t> exponents;
   for (int count = 1; count <= 400; ++count) {  // several hashes, one of the other
     exponents.push_back(0);
-    digests.insert(check.DigestOf(exponents));
+    digests.insert(check.DigestOf(7, exponents));
+    EXPECT_NE(check.DigestOf(7, exponents), check.DigestOf(8, exponents));
     for (const size_t at : {size_t{0}, exponents.size() / 2, exponents.size() - 1}) {
       std::vector<int32_t> changed = exponents;
       changed[at] = 1 + static_cast<int32_t>(at);
-      EXPECT_NE(check.DigestOf(changed), check.DigestOf(exponents));
-      EXPECT_NE(check.DigestOf(changed), SumCheck(SumCheck::Key{}, 0, 2).DigestOf(changed));
+      EXPECT_NE(check.DigestOf(7, changed), check.DigestOf(7, exponents));
+      EXPECT_NE(check.DigestOf(7, changed), SumCheck(SumCheck::Key{}, 0, 2).DigestOf(7, changed));
     }
   }
   EXPECT_EQ(digests.size(), exponents.size());
+}
+
+TEST(SumCheck, digestsOfSegments) {
+  const SumCheck check(kKey, 0, 2);
+  const SegmentId id{.site = 1, .execution = 2, .step = 3, .segment = 4, .pass = 0};
+  std::set<uint64_t> digests{check.DigestOf(id, 9), check.DigestOf(id, 10)};
+  for (const auto field : {&SegmentId::execution, &SegmentId::step, &SegmentId::segment, &SegmentId::pass}) {
+    SegmentId other = id;
+    ++(other.*field);
+    digests.insert(check.DigestOf(other, 9));
+  }
+  digests.insert(check.DigestOf({.site = 2, .execution = 2, .step = 3, .segment = 4}, 9));
+  EXPECT_EQ(digests.size(), 7u);
 }
 
 TEST(SumCheck, numbersOfExponentChunks) {
@@ -187,16 +201,17 @@ TEST(SumCheck, numbersOfExponentChunks) {
   std::fill(std::begin(below), std::end(below), std::numeric_limits<int32_t>::min());
   for (const int32_t number : {-kLimit, -1'100'000, -1, 0, 1, 1'050'000, kLimit - 1}) {
     Lanes sealed(4 * SumCheck::kNumberLanes), again(sealed);
-    one.SealNumber(77, 3, number, sealed.data());
-    other.SealNumber(77, 3, number, again.data());
+    one.SealNumber(kFloats, 3, number, sealed.data());
+    other.SealNumber(kFloats, 3, number, again.data());
     EXPECT_EQ(again, sealed);
-    EXPECT_EQ(other.OpenNumber(77, 3, sealed.data()), number);
-    EXPECT_FALSE(other.OpenNumber(78, 3, sealed.data()));
-    EXPECT_FALSE(other.OpenNumber(77, 2, sealed.data()));
+    EXPECT_EQ(other.OpenNumber(kFloats, 3, sealed.data()), number);
+    EXPECT_FALSE(other.OpenNumber({.position = 78, .digest = 5, .may_wrap = false}, 3, sealed.data()));
+    EXPECT_FALSE(other.OpenNumber({.position = 77, .digest = 6, .may_wrap = false}, 3, sealed.data()));
+    EXPECT_FALSE(other.OpenNumber(kFloats, 2, sealed.data()));
     for (size_t bit = 0; bit < 8 * sealed.size(); ++bit) {
       Lanes changed = sealed;
       changed[bit / 8] ^= 1 << bit % 8;
-      EXPECT_FALSE(other.OpenNumber(77, 3, changed.data())) << bit;
+      EXPECT_FALSE(other.OpenNumber(kFloats, 3, changed.data())) << bit;
     }
     for (uint32_t lane = 0; lane < SumCheck::kNumberLanes; ++lane) {
       const auto at = static_cast<int32_t>(wire::LoadLane(sealed.data(), lane));
@@ -206,7 +221,7 @@ TEST(SumCheck, numbersOfExponentChunks) {
   }
   for (int trial = 0; trial < 1000; ++trial) {
     const uint64_t any = random();
-    EXPECT_FALSE(one.OpenNumber(77, 3, reinterpret_cast<const uint8_t*>(&any)));
+    EXPECT_FALSE(one.OpenNumber(kFloats, 3, reinterpret_cast<const uint8_t*>(&any)));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -24,7 +25,8 @@ struct ClusterOptions {
   uint32_t slot_count = 16;   // of each shard
   uint32_t lanes_per_chunk = 64;
   Faults faults;
-  std::optional<Link> link{};    // of each root, and each rank
+  std::optional<Link> link{};                                             // of each root, and each rank
+  std::function<void(uint32_t to, std::string& message)> relays_order{};  // what a switch makes of it
   int64_t order_delay_us = 300;  // of a message over the control connection, at most
   uint64_t first_position = 0;
   std::optional<SumCheck::Key> check_key{};
@@ -228,7 +230,8 @@ class Cluster {
   }
 
   // Reliable and in order, as TCP is.
-  void Relay(uint32_t to, const std::string& message) {
+  void Relay(uint32_t to, std::string message) {
+    if (options_.relays_order) options_.relays_order(to, message);
     int64_t& arrival_us = order_arrival_us_[to];
     arrival_us = std::max(arrival_us + 1, now_us() + packets_.network().Below(options_.order_delay_us + 1));
     packets_.network().After(arrival_us - now_us(), [this, to, message] {
