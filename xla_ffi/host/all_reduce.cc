@@ -188,8 +188,7 @@ void AllReduce::CheckOwn(const PlacedSegment& placed, uint32_t chunk, uint8_t fl
   const Segment& segment = placed.segment();
   if (segment.CarriesExponents(chunk)) return;
   const std::span<const int32_t> exponents = placed.exponents.Sending(segment, chunk);
-  const bool is_moved = std::find(exponents.begin(), exponents.end(), kMovedBits) != exponents.end();
-  if (flags == 0 && !is_moved) return;
+  if (flags == 0 && !HaveMovedBits(exponents)) return;
   first_non_finite_ = placed.sum->FirstNonFinite(segment, chunk, exponents, /*of_results=*/false);
   if (first_non_finite_) checks_nans_ = false;
 }
@@ -204,8 +203,7 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
     ++stats_.packets_dropped;
     return false;
   };
-  if (failure_) return drop();
-  if (wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
+  if (failure_ || wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
   const auto position = window_.InFlight(header.sequence);
   if (!position || packets_.sharding().ShardOf(*position) != shard) return drop();
   PlacedSegment& placed = log_.At(*position);
@@ -216,15 +214,16 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
     return drop();
   }
 
-  const bool data = !placed.segment().CarriesExponents(chunk);
+  const bool data = !placed.segment().CarriesExponents(chunk), known = placed.exponents.known();
+  // Whoever keeps the exponents back and guesses has one try, as nobody can tell yet whether it counts.
+  if (placed.unfit.contains(chunk) && !known) return drop();
   uint8_t unmasked[4 * wire::kMaxLanes], scratch[4 * wire::kMaxLanes];
   auto [lanes, flags] = packets_.Unmasked(placed, chunk, header, packet.data() + wire::kHeaderBytes, unmasked);
-  const bool known = placed.exponents.known();
   const bool is_sum = packets_.IsSum(placed, chunk, flags, lanes);
   lanes = data ? packets_.Lanes(placed, chunk, header, lanes, scratch) : packets_.Maxima(placed, chunk, lanes, scratch);
   if (lanes == nullptr || !is_sum) {
     // Before the exponents are known, another rank may have guessed others: then nobody needs this result.
-    if (known || !data) OnWrongSum(placed, *position);
+    known || !data ? OnWrongSum(placed, *position) : void(placed.unfit.insert(chunk));
     return drop();
   }
   wrong_results_.erase(*position);
@@ -262,6 +261,8 @@ void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8
   }
   const bool right = placed.exponents.guessed_right();
   if (right) placed.next_chunk = segment.chunk_count();
+  if (!right) placed.unfit.clear();
+  for (const uint32_t each : placed.unfit) OnWrongSum(placed, placed.PositionOf(each));
   for (const auto& kept : placed.exponents.TakeKept()) TakeData(placed, kept.chunk, kept.lanes.data(), kept.flags);
   ++(right ? stats_.guesses_right : stats_.guesses_wrong);
 }
@@ -271,9 +272,8 @@ void AllReduce::TakeData(const PlacedSegment& placed, uint32_t chunk, const uint
   placed.sum->Decode(placed.segment(), chunk, exponents, lanes, flags);
   stats_.flagged_chunks += flags != 0;
   if (!checks_nans_) return;
-  const bool is_moved = std::find(exponents.begin(), exponents.end(), kMovedBits) != exponents.end();
-  checks_nans_ =
-      flags == 0 && !(is_moved && placed.sum->FirstNonFinite(placed.segment(), chunk, exponents, /*of_results=*/true));
+  checks_nans_ = flags == 0 && !(HaveMovedBits(exponents) &&
+                                 placed.sum->FirstNonFinite(placed.segment(), chunk, exponents, /*of_results=*/true));
 }
 
 // If somebody sent it in the switch's name, the switch's own result comes as well, sooner or later. But if the switch

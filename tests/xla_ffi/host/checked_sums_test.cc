@@ -60,6 +60,60 @@ TEST(CheckedSums, wrongResultsOfAnEpochAreLimited) {
   }
 }
 
+// A switch keeps the exponents of a small sum back, and tries one code after the other of the data that was sent at
+// once. One result is read. If the guess of the exponents counts, it was a wrong sum; whoever adds rightly gets on.
+TEST(CheckedSums, guessedDataHasOneTryBeforeTheExponents) {
+  for (const bool guess_counts : {true, false}) {
+    SCOPED_TRACE(guess_counts);
+    std::vector<std::vector<uint8_t>> sent;
+    FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
+    const JobConfig job{.rank = 0,
+                        .world_size = 1,
+                        .shards = {{.job = 3, .epoch = 7}},
+                        .slots_per_shard = 256,
+                        .lanes_per_chunk = 64,
+                        .check_key = SumCheck::Key{1}};
+    AllReduce all_reduce(job, {&driver}, [](std::string) {});
+    // At the first guess, elements of this size are exact, and of the other one aren't.
+    std::vector<float> data(4, guess_counts ? 3.0f : 1e30f);
+    const std::vector<float> expected = data;
+    bool done = false;
+    auto spec = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {4}});
+    all_reduce.Start({.key = {},
+                      .spec = spec,
+                      .inputs = {data.data()},
+                      .outputs = {data.data()},
+                      .done = [&](const Failure* failure) { done = failure == nullptr; }},
+                     0);
+    all_reduce.OnTimer(0);
+    ASSERT_EQ(sent.size(), 2u);
+    for (std::vector<uint8_t>& packet : sent) MakeResult(packet);
+    const std::vector<uint8_t> guessed = sent[0], exponents = sent[1];
+    sent.clear();
+    for (uint32_t code = 1; code < 1000; ++code) {
+      std::vector<uint8_t> wrong = guessed;
+      uint8_t* const lanes = &wrong[wire::kHeaderBytes];
+      wire::StoreLane(lanes, 0, wire::LoadLane(lanes, 0) + code);
+      EXPECT_FALSE(all_reduce.OnPacket(0, wrong, 1));
+    }
+    EXPECT_FALSE(all_reduce.OnPacket(0, guessed, 1));  // unread: that one of the 1,000 is right tells nothing
+    EXPECT_EQ(all_reduce.stats().packets_dropped, 1000u);
+    EXPECT_EQ(all_reduce.stats().sums_wrong, 0u);
+    EXPECT_TRUE(all_reduce.OnPacket(0, exponents, 2));
+    EXPECT_EQ(all_reduce.stats().guesses_right, guess_counts ? 1u : 0u);
+    EXPECT_EQ(all_reduce.stats().sums_wrong, guess_counts ? 1u : 0u);
+    for (int64_t now_us = 2; !done && now_us < 2'000'000; now_us += 1000) {
+      all_reduce.OnTimer(now_us);
+      for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
+        MakeResult(packet);
+        all_reduce.OnPacket(0, packet, now_us);
+      }
+    }
+    EXPECT_TRUE(done);
+    EXPECT_EQ(data, expected);
+  }
+}
+
 constexpr uint64_t kSites[] = {0x1111111111111111, 0x2222222222222222};
 
 // A switch adds rightly, but tells rank 1 another order: one sum's positions are the other's there.

@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_HOST_NUMBERS_FIXED_POINT_H_
 #define XLA_FFI_HOST_NUMBERS_FIXED_POINT_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -55,6 +56,9 @@ inline constexpr int32_t kNoExponent = -(1 << 20);
 // Takes the place of a block's exponent where only one rank has anything but +0 in it: then the elements' bits travel
 // as they are (moved_bits.h).
 inline constexpr int32_t kMovedBits = 1 << 20;
+inline bool HaveMovedBits(std::span<const int32_t> exponents) {
+  return std::find(exponents.begin(), exponents.end(), kMovedBits) != exponents.end();
+}
 
 // BlockExponent returns a number between these, or kNoExponent; codes of narrow wires lie between 0 and 2040.
 inline constexpr int32_t kMinExponent = -1074, kMaxExponent = 1024;

@@ -31,6 +31,7 @@ struct PlacedSegment {
   uint64_t digest = 0, digest_of_data = 0;
   uint32_t next_chunk = 0;  // to be sent for the first time
   uint32_t chunks_done = 0;
+  std::set<uint32_t> unfit{};  // chunks of guessed data that had a wrong result before the exponents were known
 
   const Segment& segment() const { return sum->plan().segment(entry.id.segment); }
   uint64_t PositionOf(uint32_t chunk) const { return entry.first_position + chunk; }
