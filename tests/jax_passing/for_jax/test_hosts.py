@@ -71,6 +71,7 @@ def test_sums_of_jit_and_of_psum(hosts: int, devices: int, way: str) -> None:
             assert {answer.get("error") for answer in answers} == {"ClosedError"}, answers
 
 
+@pytest.mark.slow
 def test_collectives_that_differ() -> None:
     with started(2) as followers:
         tell(followers, "jit_sum", arguments={"elements": 16})

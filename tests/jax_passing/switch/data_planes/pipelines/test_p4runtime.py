@@ -134,6 +134,7 @@ def test_a_call_that_does_not_end_is_given_up(pipeline, monkeypatch):
             pipeline.entry_count("own_address")
 
 
+@pytest.mark.slow
 def test_a_server_that_lost_its_tables_and_one_that_is_gone(server, device, pipeline, monkeypatch):
     monkeypatch.setattr("jax_passing.switch.data_planes.p4.CHECK_S", 0.0)
     plane = P4DataPlane(device, pipeline)
