@@ -171,7 +171,8 @@ class Pipeline:
 
         Args:
           scale: a `DynamicScale` of Flax, or a loss scale of jmp.
-          params, batch: as for a step.
+          params: as for a step.
+          batch: as for a step.
 
         Returns:
           The scale for the next step; whether all gradients of all stages are finite, the same in all processes, for
