@@ -8,7 +8,7 @@ from jax_passing.predict.cluster import Cluster
 from jax_passing.predict.schemes import Scheme, central, one_host
 from jax_passing.predict.sums import Costs, costs, of_byte
 
-# Of what a byte of a sum of floats takes on the wire: its frame, a header alone in its place, its share of exponents.
+# A byte of a sum of floats takes these shares on the wire: its frame, a header alone in its place, its exponents.
 _FRAME = constants.UDP_FRAME_BYTES_PER_BYTE / constants.UDP_WIRE_BYTES_PER_BYTE
 _HEADER = constants.BARE_FRAME_BYTES_PER_BYTE / constants.UDP_WIRE_BYTES_PER_BYTE
 _EXPONENTS = 1 - _FRAME

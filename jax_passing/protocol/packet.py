@@ -11,8 +11,8 @@ TAG_BYTES = 8
 TYPES = {CONTRIBUTION: "contribution", RESULT: "result", PROBE: "probe"}
 NAN, POS_INF, NEG_INF = 1, 2, 4
 STICKY = NAN | POS_INF | NEG_INF  # the flags that the switch ors over all workers
-# Of sums: none of the lanes that are counted follow; the worker needs no lanes of the result. Only some switches know
-# them.
+# In packets of sums, of switches that know these flags: none of the lanes that are counted follow; the worker needs no
+# lanes of the result.
 BARE, NO_RESULT = 8, 16
 SUM, MAX = 1, 2
 LANES_MAX = 360  # so that a packet fits into an MTU of 1500

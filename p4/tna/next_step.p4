@@ -82,7 +82,7 @@ control NextStep(inout headers_t hdr, inout metadata_t meta, in ingress_intrinsi
         size = 32;
     }
 
-    // What leaves has lanes if some are held, and needed by the one whom it is for.
+    // A packet leaves with lanes if some are held, and its receiver needs them.
     action whole(bit<5> flags) {
         hdr.passing.flags[7:3] = flags;
         hdr.udp.udp_bytes = UDP_BYTES;

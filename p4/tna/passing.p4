@@ -212,7 +212,7 @@ parser EgressParser(packet_in packet, out headers_t hdr, out egress_metadata_t m
         }
     }
 
-    // What a parser has gone over leaves only if the deparser emits it.
+    // Lanes that a parser has gone over leave only if the deparser emits them.
     state leave_out {
         packet.advance(32 * LANES);
         transition accept;

@@ -223,7 +223,8 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   lanes = data ? packets_.Lanes(placed, chunk, header, lanes, scratch) : packets_.Maxima(placed, chunk, lanes, scratch);
   if (lanes == nullptr || !is_sum) {
     // Before the exponents are known, another rank may have guessed others: then nobody needs this result.
-    known || !data ? OnWrongSum(placed, *position) : void(placed.unfit.insert(chunk));
+    if (!known && data) placed.unfit.insert(chunk);
+    if (known || !data) OnWrongSum(placed, *position);
     return drop();
   }
   wrong_results_.erase(*position);
@@ -250,7 +251,6 @@ void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8
   packets_.TakeExponents(placed, chunk, lanes);
   if (placed.exponents.known()) log_.OnSendable(placed);
   if (!segment.guesses()) return;
-
   last_exponents_.Remember(placed.entry.id, placed.exponents.of_job());
   assert(placed.next_chunk == segment.first_chunks());  // they were sent together
   for (uint32_t other = 0; other < segment.chunk_count(); ++other) {

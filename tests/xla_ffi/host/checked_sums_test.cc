@@ -23,40 +23,53 @@ void MakeResult(std::vector<uint8_t>& packet) {
   wire::Encode(header, packet.data());
 }
 
-// The switch answers each of these chunks once with a wrong sum, and then with the right one.
-TEST(CheckedSums, wrongResultsOfAnEpochAreLimited) {
-  for (const uint64_t chunks : {64u, 65u}) {
-    std::vector<std::vector<uint8_t>> sent;
-    FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
-    const JobConfig job{.rank = 0,
-                        .world_size = 1,
-                        .shards = {{.job = 3, .epoch = 7}},
-                        .slots_per_shard = 256,
-                        .lanes_per_chunk = 8,
-                        .check_key = SumCheck::Key{1}};
-    AllReduce all_reduce(job, {&driver}, [](std::string) {});
-    std::vector<int32_t> data(chunks * (8 - LanesBehind(job)), 5);
-    bool done = false;
-    auto spec =
-        std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kInt32, .leaf_elements = {data.size()}});
+// A job of one rank, whose switch is the test.
+struct LoneRank {
+  explicit LoneRank(uint32_t lanes_per_chunk)
+      : job{.rank = 0,
+            .world_size = 1,
+            .shards = {{.job = 3, .epoch = 7}},
+            .slots_per_shard = 256,
+            .lanes_per_chunk = lanes_per_chunk,
+            .check_key = SumCheck::Key{1}},
+        all_reduce(job, {&driver}, [](std::string) {}) {}
+
+  template <typename T>
+  void Start(DType dtype, std::vector<T>& data) {
+    auto spec = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = dtype, .leaf_elements = {data.size()}});
     all_reduce.Start({.key = {},
                       .spec = spec,
                       .inputs = {data.data()},
                       .outputs = {data.data()},
-                      .done = [&](const Failure*) { done = true; }},
+                      .done = [&](const Failure* failure) { done = failure == nullptr; }},
                      0);
-    for (int64_t now_us = 0; !done && !all_reduce.failure() && now_us < 1'000'000; now_us += 1000) {
-      all_reduce.OnTimer(now_us);
-      for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
+  }
+
+  std::vector<std::vector<uint8_t>> sent;
+  FakeDriver driver{[&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); }};
+  JobConfig job;
+  AllReduce all_reduce;
+  bool done = false;
+};
+
+// The switch answers each of these chunks once with a wrong sum, and then with the right one.
+TEST(CheckedSums, wrongResultsOfAnEpochAreLimited) {
+  for (const uint64_t chunks : {64u, 65u}) {
+    LoneRank rank(/*lanes_per_chunk=*/8);
+    std::vector<int32_t> data(chunks * (8 - LanesBehind(rank.job)), 5);
+    rank.Start(DType::kInt32, data);
+    for (int64_t now_us = 0; !rank.done && !rank.all_reduce.failure() && now_us < 1'000'000; now_us += 1000) {
+      rank.all_reduce.OnTimer(now_us);
+      for (std::vector<uint8_t>& packet : std::exchange(rank.sent, {})) {
         MakeResult(packet);
         std::vector<uint8_t> wrong = packet;
         wrong[wire::kHeaderBytes] ^= 1;
-        all_reduce.OnPacket(0, wrong, now_us);
-        if (!all_reduce.failure()) all_reduce.OnPacket(0, packet, now_us);
+        rank.all_reduce.OnPacket(0, wrong, now_us);
+        if (!rank.all_reduce.failure()) rank.all_reduce.OnPacket(0, packet, now_us);
       }
     }
-    EXPECT_EQ(all_reduce.failure() ? all_reduce.failure()->kind : "", chunks > 64 ? "WrongSumError" : "");
-    EXPECT_EQ(all_reduce.stats().sums_wrong, chunks);
+    EXPECT_EQ(rank.all_reduce.failure() ? rank.all_reduce.failure()->kind : "", chunks > 64 ? "WrongSumError" : "");
+    EXPECT_EQ(rank.all_reduce.stats().sums_wrong, chunks);
   }
 }
 
@@ -65,51 +78,36 @@ TEST(CheckedSums, wrongResultsOfAnEpochAreLimited) {
 TEST(CheckedSums, guessedDataHasOneTryBeforeTheExponents) {
   for (const bool guess_counts : {true, false}) {
     SCOPED_TRACE(guess_counts);
-    std::vector<std::vector<uint8_t>> sent;
-    FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
-    const JobConfig job{.rank = 0,
-                        .world_size = 1,
-                        .shards = {{.job = 3, .epoch = 7}},
-                        .slots_per_shard = 256,
-                        .lanes_per_chunk = 64,
-                        .check_key = SumCheck::Key{1}};
-    AllReduce all_reduce(job, {&driver}, [](std::string) {});
+    LoneRank rank(/*lanes_per_chunk=*/64);
     // At the first guess, elements of this size are exact, and of the other one aren't.
     std::vector<float> data(4, guess_counts ? 3.0f : 1e30f);
     const std::vector<float> expected = data;
-    bool done = false;
-    auto spec = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = DType::kFloat32, .leaf_elements = {4}});
-    all_reduce.Start({.key = {},
-                      .spec = spec,
-                      .inputs = {data.data()},
-                      .outputs = {data.data()},
-                      .done = [&](const Failure* failure) { done = failure == nullptr; }},
-                     0);
-    all_reduce.OnTimer(0);
-    ASSERT_EQ(sent.size(), 2u);
-    for (std::vector<uint8_t>& packet : sent) MakeResult(packet);
-    const std::vector<uint8_t> guessed = sent[0], exponents = sent[1];
-    sent.clear();
+    rank.Start(DType::kFloat32, data);
+    rank.all_reduce.OnTimer(0);
+    ASSERT_EQ(rank.sent.size(), 2u);
+    for (std::vector<uint8_t>& packet : rank.sent) MakeResult(packet);
+    const std::vector<uint8_t> guessed = rank.sent[0], exponents = rank.sent[1];
+    rank.sent.clear();
     for (uint32_t code = 1; code < 1000; ++code) {
       std::vector<uint8_t> wrong = guessed;
       uint8_t* const lanes = &wrong[wire::kHeaderBytes];
       wire::StoreLane(lanes, 0, wire::LoadLane(lanes, 0) + code);
-      EXPECT_FALSE(all_reduce.OnPacket(0, wrong, 1));
+      EXPECT_FALSE(rank.all_reduce.OnPacket(0, wrong, 1));
     }
-    EXPECT_FALSE(all_reduce.OnPacket(0, guessed, 1));  // unread: that one of the 1,000 is right tells nothing
-    EXPECT_EQ(all_reduce.stats().packets_dropped, 1000u);
-    EXPECT_EQ(all_reduce.stats().sums_wrong, 0u);
-    EXPECT_TRUE(all_reduce.OnPacket(0, exponents, 2));
-    EXPECT_EQ(all_reduce.stats().guesses_right, guess_counts ? 1u : 0u);
-    EXPECT_EQ(all_reduce.stats().sums_wrong, guess_counts ? 1u : 0u);
-    for (int64_t now_us = 2; !done && now_us < 2'000'000; now_us += 1000) {
-      all_reduce.OnTimer(now_us);
-      for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
+    EXPECT_FALSE(rank.all_reduce.OnPacket(0, guessed, 1));  // unread: that one of the 1,000 is right tells nothing
+    EXPECT_EQ(rank.all_reduce.stats().packets_dropped, 1000u);
+    EXPECT_EQ(rank.all_reduce.stats().sums_wrong, 0u);
+    EXPECT_TRUE(rank.all_reduce.OnPacket(0, exponents, 2));
+    EXPECT_EQ(rank.all_reduce.stats().guesses_right, guess_counts ? 1u : 0u);
+    EXPECT_EQ(rank.all_reduce.stats().sums_wrong, guess_counts ? 1u : 0u);
+    for (int64_t now_us = 2; !rank.done && now_us < 2'000'000; now_us += 1000) {
+      rank.all_reduce.OnTimer(now_us);
+      for (std::vector<uint8_t>& packet : std::exchange(rank.sent, {})) {
         MakeResult(packet);
-        all_reduce.OnPacket(0, packet, now_us);
+        rank.all_reduce.OnPacket(0, packet, now_us);
       }
     }
-    EXPECT_TRUE(done);
+    EXPECT_TRUE(rank.done);
     EXPECT_EQ(data, expected);
   }
 }

@@ -28,7 +28,7 @@ bool IsImpatient(const SumPass& shortest, const SumPass& expected, const Order& 
   return sums.PlacedSince(shortest) >= patience && expected.segments_left() >= patience;
 }
 
-// What `expected`, which goes on, lets take turns with it: a sum that loads the other direction of the links.
+// Returns a sum that takes turns with `expected`, which goes on: one that loads the other direction of the links.
 SumPass* Partner(const SumPass& expected, const Order& order, const SumsInFlight& sums) {
   if (order.in_turns() || sums.Find(order.last().id) != &expected) return nullptr;
   if (expected.segments_left() < kPatienceSegments) return nullptr;

@@ -64,8 +64,9 @@ class ChunkPackets {
   // lanes.
   const uint8_t* Lanes(const PlacedSegment& placed, uint32_t chunk, const wire::Header& header, const uint8_t* lanes,
                        uint8_t* scratch) const;
-  // Returns the numbers of an exponent chunk's result, or null unless every maximum is at least this host's own one.
-  // `scratch` must hold wire::kMaxLanes lanes; it receives the unsealed numbers where numbers are sealed.
+  // Returns the numbers of an exponent chunk's result, or null unless they hold this host's own: as its bits where
+  // ranks are apart, else as lower bounds. `scratch` must hold wire::kMaxLanes lanes; it receives the unsealed numbers
+  // where numbers are sealed.
   const uint8_t* Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes, uint8_t* scratch) const;
   // Takes the numbers that Maxima returned.
   void TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* numbers) const;

@@ -41,7 +41,7 @@ uint64_t BelowPrime(__int128 value) {
   rest -= rest >= kPrime ? kPrime : 0;
   return static_cast<uint64_t>(rest + (rest < 0 ? kPrime : 0));
 }
-// What is folded is a sum of products and two pads, or of all ranks' lanes: so one step is left.
+// A sum of products and two pads is folded, or one of all ranks' lanes: so one step is left.
 static_assert(kPrimeBelow << (kFactorBits + 31 + 9 - kPrimeBits) < kPrime);
 static_assert(kPrimeBelow << (64 - kPrimeBits) < kPrime);
 

@@ -13,16 +13,16 @@
 //
 // k[i], of 27 bits, is drawn from a key that only hosts know. So are the P, which depend on the chunk's position, its
 // segment and exponents as well, but for P(world size) = 0: they are independent, and so are their differences
-// (lane_masks.h has such ones). Each is used once, so the packets reveal nothing about k. Added up over all ranks, the
-// equation holds for the sums, with P(0) alone. So every rank must be in the sum once, and with this chunk of this sum:
-// the switch, which relays the job's order, can't have ranks take one position for different ones. If a lane is wrong
-// by d, which isn't 0 and less than m in magnitude, then at most one k[i] makes d k[i] what somebody guessed modulo m,
-// and changed c by. So an error passes with a probability of 2^-27 a try, whatever it is.
+// (for the proof see lane_masks.h). Each is used once, so the packets reveal nothing about k. Added up over all ranks,
+// the equation holds for the sums, with P(0) alone. So every rank must be in the sum once, and with this chunk of this
+// sum: the switch, which relays the job's order, can't have ranks take one position for different ones. If a lane is
+// wrong by d, which isn't 0 and less than m in magnitude, then at most one k[i] makes d k[i] what somebody guessed
+// modulo m, and changed c by. So an error passes with a probability of 2^-27 a try, whatever it is.
 //
-// Exponents that are added up have this check as well. Of those of more ranks (HasExponentsApart in job_config.h) the
-// switch takes the greatest. Each has two lanes, with another code of its own
-// in the lower 10 bits of each, so a wrong one passes with 2^-20. The codes are the same for all ranks, so the greatest
-// lanes are those that some rank sent.
+// Exponents of up to eight ranks are added up, and have this check as well. Of more ranks (HasExponentsApart in
+// job_config.h) the switch takes the greatest exponents: each has two lanes, with another code of its own in the lower
+// 10 bits of each, so a wrong one passes with 2^-20. The codes are the same for all ranks, so the greatest lanes are
+// those that some rank sent.
 //
 // Lanes of integers may wrap. So each of the two lanes is a code of its own, with other k and P, modulo 2^32. An error
 // by an odd number in some lane passes with 2^-64, but one by an odd number times 2^n with 4^(n - 32): the highest bits
@@ -61,9 +61,9 @@ class SumCheck {
 
   SumCheck(const Key& key, uint32_t rank, uint32_t world_size);
 
-  // Stands for a segment that begins at this position: no other has the same one.
+  // Returns a number that stands for a segment that begins at this position.
   uint64_t DigestOf(const SegmentId& id, uint64_t first_position) const;
-  // Stands for the segment with this digest, and for its exponents. Integers have none.
+  // Returns one for the segment with this digest, and for its exponents. Integers have none.
   uint64_t DigestOf(uint64_t segment, std::span<const int32_t> exponents) const;
   // Writes kLanes lanes behind `count` data lanes of this rank's contribution.
   void Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const;

@@ -63,12 +63,12 @@ void LastExponents::Remember(const SegmentId& id, std::span<const int32_t> expon
 SegmentExponents::SegmentExponents(const Segment& segment, std::vector<int32_t> own, uint32_t rank, uint32_t world_size)
     : exponents_(std::move(own)),
       per_block_(segment.per_block),
-      guess_numbers_(segment.ranks_apart ? world_size : kGuessNumbers),
+      guess_numbers_(segment.exponents_apart ? world_size : kGuessNumbers),
       rank_(rank),
       world_size_(world_size),
       chunks_awaited_(segment.exponent_chunks),
       moves_bits_(segment.moves_bits),
-      ranks_apart_(segment.ranks_apart),
+      exponents_apart_(segment.exponents_apart),
       guesses_(segment.guesses()) {
   assert(exponents_.size() == segment.block_count);
 }
@@ -105,7 +105,7 @@ void SegmentExponents::ForEachOwnLane(const ChunkRange& blocks, F&& f) const {
 }
 
 void SegmentExponents::Write(const ChunkRange& blocks, uint8_t* lanes) const {
-  if (ranks_apart_) {
+  if (exponents_apart_) {
     std::fill_n(lanes, 4 * size_t{NumberCount(blocks)}, uint8_t{0});
     return ForEachOwnLane(blocks, [&](size_t lane, uint32_t own, uint32_t) { wire::StoreLane(lanes, lane, own); });
   }
@@ -115,7 +115,7 @@ void SegmentExponents::Write(const ChunkRange& blocks, uint8_t* lanes) const {
 
 bool SegmentExponents::MayBe(const ChunkRange& blocks, const uint8_t* lanes) const {
   bool may_be = true;
-  if (ranks_apart_) {
+  if (exponents_apart_) {
     ForEachOwnLane(blocks, [&](size_t lane, uint32_t own, uint32_t bits) {
       may_be = may_be && (wire::LoadLane(lanes, lane) & bits) == own;
     });
@@ -132,7 +132,7 @@ void SegmentExponents::Take(const ChunkRange& blocks, const uint8_t* lanes) {
   assert(chunks_awaited_ > 0);
   --chunks_awaited_;
   if (guesses_) of_job_.resize(blocks.count);
-  ranks_apart_ ? TakeApart(blocks, lanes) : TakeMaxima(blocks, lanes);
+  exponents_apart_ ? TakeApart(blocks, lanes) : TakeMaxima(blocks, lanes);
 }
 
 // Whatever the network says, it is no mark of ours.

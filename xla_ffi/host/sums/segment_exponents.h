@@ -131,7 +131,7 @@ class SegmentExponents {
   uint32_t world_size_ = 1;
   uint32_t chunks_awaited_ = 0;
   bool moves_bits_ = false;
-  bool ranks_apart_ = false;
+  bool exponents_apart_ = false;
   bool guesses_ = false;
   bool guessed_right_ = false;
 };

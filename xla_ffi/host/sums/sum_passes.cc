@@ -118,7 +118,7 @@ uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<co
 uint8_t ElementPass::EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const {
   const std::span<const void* const> inputs = buffers()->InputsAt(run);
   if (spec().op != Op::kMax) return EncodeLanes(plan().format(), inputs, run.count, exponent, lanes, RoundingOf(run));
-  plan().ranks_apart() ? EncodeApart(inputs, run.count, lanes) : EncodeMaxima(inputs, run.count, lanes);
+  plan().maxima_apart() ? EncodeApart(inputs, run.count, lanes) : EncodeMaxima(inputs, run.count, lanes);
   return 0;
 }
 
@@ -176,7 +176,7 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
     if (!buffers()->sum().residuals.empty()) KeepResiduals(run, exponent);
     const uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
     const std::span<void* const> outputs = buffers()->OutputsAt(run);
-    if (plan().ranks_apart()) return DecodeApart(at, run.count, outputs);
+    if (plan().maxima_apart()) return DecodeApart(at, run.count, outputs);
     DecodeLanes(plan().format(), at, run.count, exponent, outputs);
     if (marked) MarkClasses(spec().dtype, {classes.data(), run.count}, outputs[0]);
   });

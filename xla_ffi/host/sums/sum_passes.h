@@ -27,7 +27,7 @@ class ElementPass : public SumPass {
   static std::unique_ptr<ElementPass> Of(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us);
 
   // Floats have headroom, and of ranks that are apart only one adds anything to a lane.
-  bool lanes_may_wrap() const override { return !IsFloat(spec().dtype) && !plan().ranks_apart(); }
+  bool lanes_may_wrap() const override { return !IsFloat(spec().dtype) && !plan().maxima_apart(); }
   ChunkRole RoleIn(const Segment& segment, uint32_t chunk) const override;
   std::vector<int32_t> Exponents(const Segment& segment) const override;
   bool IsExactAt(const Segment& segment, std::span<const int32_t> exponents) const override;

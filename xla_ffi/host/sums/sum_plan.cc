@@ -39,8 +39,8 @@ uint32_t CellsOfSegment(const ElementFormat& format, const LaneGroup& group, uin
 SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_size)
     : limits_(limits),
       format_(FormatOf(spec, world_size)),
-      ranks_apart_(limits.maxima_apart && spec.op == Op::kMax),
-      group_(ranks_apart_ ? LaneGroup{1, world_size} : LaneGroupOf(format_)),
+      maxima_apart_(limits.maxima_apart && spec.op == Op::kMax),
+      group_(maxima_apart_ ? LaneGroup{1, world_size} : LaneGroupOf(format_)),
       cells_per_chunk_(CellsOfChunk(format_, group_, limits.lanes_per_chunk)) {
   const uint16_t per_block = limits.exponents_apart ? static_cast<uint16_t>(CeilDiv(world_size, kRanksPerLane))
                              : format_.is_narrow()  ? 1
@@ -66,7 +66,7 @@ SumPlan::SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_s
   const auto close = [&](Segment segment) {
     segment.per_block = per_block;
     segment.moves_bits = !format_.is_narrow();
-    segment.ranks_apart = limits.exponents_apart;
+    segment.exponents_apart = limits.exponents_apart;
     segment.exponent_chunks = static_cast<uint32_t>(CeilDiv(segment.block_count, numbers_per_chunk / per_block));
     segment.data_chunks = static_cast<uint32_t>(CeilDiv(segment.cell_count, cells_per_chunk_));
     segments_.push_back(segment);

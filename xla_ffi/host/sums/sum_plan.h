@@ -50,7 +50,7 @@ struct Segment {
   uint32_t exponent_chunks = 0;  // sent first
   uint16_t per_block = 0;        // numbers that an exponent chunk has of each block (segment_exponents.h)
   bool moves_bits = false;       // blocks that one rank has alone travel as their bits
-  bool ranks_apart = false;      // for exponents (PlanLimits)
+  bool exponents_apart = false;  // PlanLimits
   uint32_t data_chunks = 0;
   // The data of a small sum travels together with its exponents, scaled by guesses. These chunks carry the data again
   // if a guess was wrong.
@@ -101,7 +101,7 @@ class SumPlan {
   const ElementFormat& format() const { return format_; }
   // Does each rank have lanes of its own for its elements, as where masked lanes carry maxima? An element has as many
   // lanes as there are ranks then.
-  bool ranks_apart() const { return ranks_apart_; }
+  bool maxima_apart() const { return maxima_apart_; }
   // Lanes of this many cells: a range of a chunk, or the offset of a run in it.
   uint32_t LanesOf(uint32_t cells) const { return cells / group_.elements * group_.lanes; }
 
@@ -155,7 +155,7 @@ class SumPlan {
 
   PlanLimits limits_;
   ElementFormat format_;
-  bool ranks_apart_;
+  bool maxima_apart_;
   LaneGroup group_;
   uint32_t cells_per_chunk_;
   std::vector<uint64_t> leaf_starts_;     // cell at which each leaf starts, and the end

@@ -5,7 +5,7 @@
 namespace passing {
 namespace {
 
-// Of chunks that take 100 us where nothing queues, and `queued_us` more by now.
+// Chunks take 100 us where nothing queues, and `queued_us` more by now.
 RoundTrip RoundTripWith(int64_t queued_us) {
   RoundTrip round_trip;
   round_trip.Measure(100, 0);
@@ -93,7 +93,7 @@ TEST(CongestionWindow, isNotWidenedForASecondAfterALoss) {
   EXPECT_GT(window.chunks(), chunks);
 }
 
-// What is sent after a pause meets no results, so all of it queues.
+// All chunks that are sent after a pause queue, as they meet no results.
 TEST(CongestionWindow, sendsItsShareAfterAPause) {
   CongestionWindow window(1024, 8);
   Go(window, 1'000, /*now_us=*/1'000);

@@ -30,7 +30,7 @@ TEST(RoundTrip, oneSampleARoundTrip) {
   EXPECT_EQ(round_trip.smoothed_us(), 3'900);
 }
 
-// What a chunk takes where nothing queues: the least of the last ten to twenty seconds, of all samples.
+// A chunk takes the least of all samples of the last ten to twenty seconds where nothing queues.
 TEST(RoundTrip, theLeastOfLate) {
   RoundTrip round_trip;
   round_trip.Measure(4'000, 1'000);
