@@ -2,8 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <random>
 #include <vector>
 
 namespace passing::wire {
@@ -19,6 +21,21 @@ TEST(SipHash, valuesOfItsReferenceImplementation) {
   EXPECT_EQ(SipHash(kKey, words), 0x93f5f5799a932462);
   words.push_back(0x0f0e0d0c0b0a0908);
   EXPECT_EQ(SipHash(kKey, words), 0x3f2acc7f57c29bdb);
+}
+
+TEST(SipHash, manyAtOnceAreTheSameOnes) {
+  std::mt19937_64 random(1);
+  for (size_t length = 0; length <= 4; ++length) {
+    std::vector<WordOfEach> words(length);
+    for (WordOfEach& each : words) std::ranges::generate(each, [&] { return random(); });
+    const std::array<uint64_t, 2> key{random(), random()};
+    const WordOfEach hashes = SipHashes(key, words);
+    for (size_t i = 0; i < kSipHashesAtOnce; ++i) {
+      std::vector<uint64_t> message;
+      for (const WordOfEach& each : words) message.push_back(each[i]);
+      EXPECT_EQ(hashes[i], SipHash(key, message)) << length << " words";
+    }
+  }
 }
 
 }  // namespace

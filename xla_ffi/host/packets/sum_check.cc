@@ -4,10 +4,10 @@
 #include <bit>
 #include <cassert>
 #include <iterator>
+#include <numeric>
 
 #include "host/numbers/fixed_point.h"
 #include "wire/lanes.h"
-#include "wire/sip_hash.h"
 
 namespace passing {
 namespace {
@@ -65,7 +65,8 @@ uint8_t FlagsOfLane(uint32_t flag_lane) {
   return flags;
 }
 
-SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size) : rank_(rank), world_size_(world_size) {
+SumCheck::SumCheck(const Key& key, uint32_t rank, uint32_t world_size)
+    : world_size_(world_size), own_{.rank = rank}, next_{.rank = rank + 1}, first_{.rank = 0} {
   assert(rank < world_size && world_size <= kMaxRanks);
   for (size_t half = 0; half < 2; ++half) {
     key_[half] = 0;
@@ -108,9 +109,20 @@ uint64_t SumCheck::DigestOf(uint64_t segment, std::span<const int32_t> exponents
   return wire::SipHash(key_, std::span(words).first(used));
 }
 
-uint64_t SumCheck::PadOf(const Chunk& chunk, uint32_t rank) const {
-  if (rank == world_size_) return 0;
-  return wire::SipHash(key_, std::array{static_cast<uint64_t>(Draw::kPads) << 32 | rank, chunk.position, chunk.digest});
+uint64_t SumCheck::PadOf(const Chunk& chunk, Pads& pads) const {
+  if (pads.rank == world_size_) return 0;
+  const auto index = [&] { return chunk.position - pads.first_position; };
+  if (!pads.made || pads.digest != chunk.digest || index() >= wire::kSipHashesAtOnce) {
+    pads.made = true;
+    pads.first_position = chunk.position;
+    pads.digest = chunk.digest;
+    std::array<wire::WordOfEach, 3> words;
+    words[0].fill(static_cast<uint64_t>(Draw::kPads) << 32 | pads.rank);
+    std::iota(words[1].begin(), words[1].end(), chunk.position);
+    words[2].fill(chunk.digest);
+    pads.values = wire::SipHashes(key_, words);
+  }
+  return pads.values[index()];
 }
 
 // c of the data lanes and the one that counts flags.
@@ -132,13 +144,13 @@ SumCheck::Codes SumCheck::CodesOf(const Chunk& chunk, uint32_t count, const uint
 void SumCheck::Write(const Chunk& chunk, uint8_t flags, uint32_t count, uint8_t* lanes) const {
   assert(count + kLanes <= wire::kMaxLanes);
   wire::StoreLane(lanes, count, FlagLane(flags));
-  const Codes codes = CodesOf(chunk, count + 1, lanes, PadOf(chunk, rank_), PadOf(chunk, rank_ + 1));
+  const Codes codes = CodesOf(chunk, count + 1, lanes, PadOf(chunk, own_), PadOf(chunk, next_));
   for (uint32_t i = 0; i < codes.size(); ++i) wire::StoreLane(lanes, count + 1 + i, codes[i]);
 }
 
 bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const uint8_t* lanes) const {
   if (flags != FlagsOfLane(wire::LoadLane(lanes, count))) return false;
-  const Codes right = CodesOf(chunk, count + 1, lanes, PadOf(chunk, 0), 0);
+  const Codes right = CodesOf(chunk, count + 1, lanes, PadOf(chunk, first_), 0);
   const Codes summed = {wire::LoadLane(lanes, count + 1), wire::LoadLane(lanes, count + 2)};
   if (chunk.may_wrap) return summed == right;
   const auto whole = [](const Codes& codes) {

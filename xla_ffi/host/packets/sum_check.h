@@ -38,6 +38,7 @@
 #include "host/packets/lane_product.h"
 #include "host/sums/segment_id.h"
 #include "wire/header.h"
+#include "wire/sip_hash.h"
 
 namespace passing {
 
@@ -81,13 +82,21 @@ class SumCheck {
  private:
   using Codes = std::array<uint32_t, 2>;  // the lanes of c
 
-  // P.
-  uint64_t PadOf(const Chunk& chunk, uint32_t rank) const;
+  // The P of one rank, for positions that follow each other and share a digest, as most chunks do: they are made
+  // together, as one alone takes hardly less time.
+  struct Pads {
+    uint32_t rank;
+    bool made = false;
+    uint64_t first_position = 0, digest = 0;
+    wire::WordOfEach values{};
+  };
+  uint64_t PadOf(const Chunk& chunk, Pads& pads) const;
   Codes CodesOf(const Chunk& chunk, uint32_t count, const uint8_t* lanes, uint64_t pad, uint64_t next_pad) const;
 
   std::array<uint64_t, 2> key_;
-  const uint32_t rank_;
   const uint32_t world_size_;
+  // For what is written, and for what is checked. Only one thread at a time calls Write or Holds.
+  mutable Pads own_, next_, first_;
   LaneFactors factors_{};
   std::array<std::array<uint32_t, wire::kMaxLanes>, 2> wrapping_factors_{};  // of each code of integers
 };

@@ -8,6 +8,7 @@
 #include <limits>
 #include <random>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "host/numbers/fixed_point.h"
@@ -159,6 +160,31 @@ TEST(SumCheck, anotherPositionDigestKeyOrFlags) {
   SumCheck::Key key = kKey;
   key[15] ^= 1;
   EXPECT_FALSE(holds(SumCheck(key, 0, 2), kFloats, ranks.flags()));
+}
+
+// The numbers that are added to codes are made for several positions at once. Whatever came before, a code is the same.
+TEST(SumCheck, theOrderOfPositionsDoesNotMatter) {
+  std::mt19937_64 random(1);
+  const SumCheck often(kKey, 0, 2);
+  const Lanes data(4 * (10 + SumCheck::kLanes), 1);
+  std::set<Lanes> all;
+  std::set<std::pair<uint64_t, uint64_t>> chunks;
+  uint64_t position = 100;
+  for (int trial = 0; trial < 2'000; ++trial) {
+    position += random() % 4 == 0 ? random() % 20 - 10 : 1;
+    const SumCheck::Chunk chunk{.position = position, .digest = random() % 16 == 0 ? 1u : 2u, .may_wrap = false};
+    Lanes lanes = data, expected = data;
+    often.Write(chunk, 0, 10, lanes.data());
+    SumCheck(kKey, 0, 2).Write(chunk, 0, 10, expected.data());
+    ASSERT_EQ(lanes, expected) << "position " << position;
+    all.insert(lanes);
+    chunks.insert({chunk.position, chunk.digest});
+    Lanes sum = lanes, other = data;
+    SumCheck(kKey, 1, 2).Write(chunk, 0, 10, other.data());
+    Ranks::Add(sum, other);
+    ASSERT_TRUE(often.Holds(chunk, 0, 10, sum.data())) << "position " << position;
+  }
+  EXPECT_EQ(all.size(), chunks.size());
 }
 
 TEST(SumCheck, digestsOfExponents) {
