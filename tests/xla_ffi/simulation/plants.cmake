@@ -76,10 +76,9 @@ add_plant(no_check_of_tags_at_the_host host/packets/chunk_packets.cc
 add_plant(sums_are_not_checked host/packets/chunk_packets.cc
   "return !IsChecked(placed, chunk) || check_->Holds(ToCheck(placed, chunk), flags, DataLanesOf(placed, chunk), lanes);"
   "return !IsChecked(placed, chunk) || flags != 0 || lanes != nullptr;")
-add_plant(masks_come_again host/packets/aes.cc
-  "const uint32_t whole = lanes / kLanesOfStride * kStride;"
-  "const uint32_t whole = lanes / kLanesOfStride * kStride;
-  high %= 64;")
+add_plant(masks_come_again host/packets/lane_masks.cc
+  "{.high = position,"
+  "{.high = position % 64,")
 add_plant(a_result_goes_to_another_worker switch/switch_core.cc
   "some_workers_.push_back(workers[worker]);"
   "some_workers_.push_back(workers[workers.size() - 1 - worker]);")

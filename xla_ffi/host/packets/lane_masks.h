@@ -28,8 +28,7 @@ class LaneMasks {
   LaneMasks(const Key& key, uint32_t rank, uint32_t world_size)
       : aes_(key), rank_(rank), is_last_(rank + 1 == world_size) {}
 
-  // Masks `count` lanes, at most wire::kMaxLanes, of this rank's contribution. Here and below there is room for that
-  // many lanes; what is behind those that count is undefined then.
+  // Masks `count` lanes, at most wire::kMaxLanes, of this rank's contribution.
   void Mask(uint64_t position, uint32_t count, uint8_t* lanes) const;
   // Takes the mask off a result.
   void Unmask(uint64_t position, uint32_t count, const uint8_t* masked, uint8_t* lanes) const;
