@@ -18,7 +18,7 @@
 namespace passing {
 namespace {
 
-enum class Step { kExponent, kEncode, kDecode };
+enum class Step { kExponent, kEncode, kDecode, kEncodeMoved, kDecodeMoved };
 constexpr size_t kColdBlocks = 11650;  // 64 MiB of float32
 constexpr size_t kMaxDevices = 8;
 
@@ -43,7 +43,8 @@ void Run(benchmark::State& state, Step step, DType dtype, WireDtype wire_dtype, 
   const LaneGroup group = LaneGroupOf(format);
   const size_t chunk =
       step == Step::kExponent ? kMaxBlockElements : std::min(kMaxBlockElements, 360 / group.lanes * group.elements);
-  const int32_t scale = format.is_narrow() ? 0x3F8 : 1;  // the greatest element is below 1
+  const bool moved = step == Step::kEncodeMoved || step == Step::kDecodeMoved;
+  const int32_t scale = moved ? kMovedBits : format.is_narrow() ? 0x3F8 : 1;  // the greatest element is below 1
   std::vector<uint8_t> lanes(4 * 360);
   std::array<const void*, kMaxDevices> inputs{};
   std::array<void*, kMaxDevices> outputs{};
@@ -53,7 +54,7 @@ void Run(benchmark::State& state, Step step, DType dtype, WireDtype wire_dtype, 
       for (size_t k = 0; k < devices; ++k) inputs[k] = outputs[k] = &buffers[k][first * SizeOf(dtype)];
       if (step == Step::kExponent) {
         benchmark::DoNotOptimize(BlockExponent(format, {inputs.data(), devices}, chunk));
-      } else if (step == Step::kEncode) {
+      } else if (step == Step::kEncode || step == Step::kEncodeMoved) {
         benchmark::DoNotOptimize(EncodeLanes(format, {inputs.data(), devices}, chunk, scale, lanes.data()));
       } else {
         DecodeLanes(format, lanes.data(), chunk, scale, {outputs.data(), devices});
@@ -67,8 +68,11 @@ void Run(benchmark::State& state, Step step, DType dtype, WireDtype wire_dtype, 
 }
 
 void RegisterAll() {
-  const std::pair<const char*, Step> steps[] = {
-      {"exponent", Step::kExponent}, {"encode", Step::kEncode}, {"decode", Step::kDecode}};
+  const std::pair<const char*, Step> steps[] = {{"exponent", Step::kExponent},
+                                                {"encode", Step::kEncode},
+                                                {"decode", Step::kDecode},
+                                                {"encode moved", Step::kEncodeMoved},
+                                                {"decode moved", Step::kDecodeMoved}};
   struct Format {
     const char* name;
     DType dtype;
@@ -87,7 +91,8 @@ void RegisterAll() {
                             {"float32 as int4", DType::kFloat32, WireDtype::kInt4}};
   for (const auto& [step_name, step] : steps) {
     for (const auto& [format_name, dtype, wire_dtype] : formats) {
-      if (step == Step::kExponent && !IsFloat(dtype)) continue;
+      if (step != Step::kEncode && step != Step::kDecode && !IsFloat(dtype)) continue;
+      if (step >= Step::kEncodeMoved && wire_dtype != WireDtype::kFull) continue;
       for (bool cold : {false, true}) {
         if (cold && dtype != DType::kFloat32) continue;
         const std::string name = std::string(step_name) + "/" + format_name + (cold ? "/cold" : "/hot");

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -29,40 +30,91 @@ using BitsOfResult =
     std::conditional_t<sizeof(decltype(Format::Narrow({}))) == 2, uint16_t,
                        std::conditional_t<sizeof(decltype(Format::Narrow({}))) == 4, uint32_t, uint64_t>>;
 
-// Calls f(element's index, lane of its highest bits, bits that it is shifted up there) for each element.
-template <typename F>
-void ForEachMoved(const LaneGroup& group, size_t count, F&& f) {
+namespace kernels {
+
+static_assert(std::endian::native == std::endian::little);  // of two lanes, or two elements, in one word
+
+// An element a lane, or two of them where it has 64 bits.
+template <typename Int>
+PASSING_CLONES void EncodeMovedEach(const void* results, size_t count, uint8_t* __restrict lanes) {
   for (size_t i = 0; i < count; ++i) {
-    const size_t lane = i / group.elements * group.lanes;
-    f(i, lane, group.elements == 2 && i % 2 == 0 ? 16 : 0);
+    if constexpr (sizeof(Int) == 8) {
+      Store(lanes, i, __builtin_bswap64(Load<Int>(results, i)));
+    } else {
+      wire::StoreLane(lanes, i, Load<Int>(results, i));
+    }
   }
+}
+
+template <typename Int>
+PASSING_CLONES void DecodeMovedEach(const uint8_t* __restrict lanes, size_t count, void* __restrict results) {
+  for (size_t i = 0; i < count; ++i) {
+    if constexpr (sizeof(Int) == 8) {
+      Store(results, i, __builtin_bswap64(Load<Int>(lanes, i)));
+    } else {
+      Store(results, i, static_cast<Int>(wire::LoadLane(lanes, i)));
+    }
+  }
+}
+
+// Two elements of 16 bits a lane. They are loaded and stored as one word, in which the first one is the lower half.
+template <typename Int>
+PASSING_CLONES void EncodeMovedPairs(const void* results, size_t count, uint8_t* __restrict lanes) {
+  for (size_t i = 0; i < count / 2; ++i) {
+    if constexpr (sizeof(Int) == 2) {
+      wire::StoreLane(lanes, i, std::rotl(Load<uint32_t>(results, i), 16));
+    } else {
+      const auto pair = Load<uint64_t>(results, i);
+      wire::StoreLane(lanes, i, static_cast<uint32_t>(pair << 16 | pair >> 32));
+    }
+  }
+  if (count % 2) wire::StoreLane(lanes, count / 2, uint32_t{Load<Int>(results, count - 1)} << 16);
+}
+
+template <typename Int>
+PASSING_CLONES void DecodeMovedPairs(const uint8_t* __restrict lanes, size_t count, void* __restrict results) {
+  for (size_t i = 0; i < count / 2; ++i) {
+    const uint32_t lane = wire::LoadLane(lanes, i);
+    if constexpr (sizeof(Int) == 2) {
+      Store(results, i, std::rotl(lane, 16));
+    } else {
+      Store(results, i, uint64_t{lane & 0xFFFF} << 32 | lane >> 16);
+    }
+  }
+  if (count % 2) Store(results, count - 1, static_cast<Int>(wire::LoadLane(lanes, count / 2) >> 16));
+}
+
+}  // namespace kernels
+
+// Has the element no lanes but those of its bits?
+template <typename Int>
+bool FillsItsLanes(const LaneGroup& group) {
+  return group.elements == 1 && group.lanes == (sizeof(Int) + 3) / 4;
 }
 
 // `results`: as integers, of BitsOfResult.
 template <typename Int>
 void EncodeMoved(const LaneGroup& group, const void* results, size_t count, uint8_t* lanes) {
-  std::fill_n(lanes, 4 * ((count + group.elements - 1) / group.elements * group.lanes), uint8_t{0});
-  ForEachMoved(group, count, [&](size_t i, size_t lane, int shift) {
-    const auto bits = kernels::Load<Int>(results, i);
-    if constexpr (sizeof(Int) == 8) {
-      wire::StoreLane(lanes, lane, static_cast<uint32_t>(bits >> 32));
-      wire::StoreLane(lanes, lane + 1, static_cast<uint32_t>(bits));
-    } else {
-      wire::StoreLane(lanes, lane, wire::LoadLane(lanes, lane) | uint32_t{bits} << shift);
-    }
-  });
+  if constexpr (sizeof(Int) < 8) {
+    if (group.elements == 2) return kernels::EncodeMovedPairs<Int>(results, count, lanes);
+  }
+  if (FillsItsLanes<Int>(group)) return kernels::EncodeMovedEach<Int>(results, count, lanes);
+  std::fill_n(lanes, 4 * count * group.lanes, uint8_t{0});
+  for (size_t i = 0; i < count; ++i) {
+    kernels::EncodeMovedEach<Int>(static_cast<const uint8_t*>(results) + i * sizeof(Int), 1,
+                                  lanes + 4 * i * group.lanes);
+  }
 }
 
 template <typename Int>
 void DecodeMoved(const LaneGroup& group, const uint8_t* lanes, size_t count, void* results) {
-  const uint32_t mask = group.elements == 2 ? 0xFFFF : ~uint32_t{0};
-  ForEachMoved(group, count, [&](size_t i, size_t lane, int shift) {
-    if constexpr (sizeof(Int) == 8) {
-      kernels::Store(results, i, Int{wire::LoadLane(lanes, lane)} << 32 | wire::LoadLane(lanes, lane + 1));
-    } else {
-      kernels::Store(results, i, static_cast<Int>(wire::LoadLane(lanes, lane) >> shift & mask));
-    }
-  });
+  if constexpr (sizeof(Int) < 8) {
+    if (group.elements == 2) return kernels::DecodeMovedPairs<Int>(lanes, count, results);
+  }
+  if (FillsItsLanes<Int>(group)) return kernels::DecodeMovedEach<Int>(lanes, count, results);
+  for (size_t i = 0; i < count; ++i) {
+    kernels::DecodeMovedEach<Int>(lanes + 4 * i * group.lanes, 1, static_cast<uint8_t*>(results) + i * sizeof(Int));
+  }
 }
 
 // Writes the host elements, rounded to the dtype where several devices were added up, as moved bits.
