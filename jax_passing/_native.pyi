@@ -285,9 +285,11 @@ class SoftwareDataPlane:
         keys: tuple[Sequence[bytes], bytes] | None = None,
         reach: int = ...,
         own_addresses: Sequence[str],
+        ports_apart: bool = False,
     ) -> None:
         """Takes the parent's socket. `keys`: of each worker's contributions, and of results, if packets have tags.
-        `own_addresses`: by which each worker knows us, or none. Raises ValueError, or OSError."""
+        `own_addresses`: by which each worker knows us, or none. `ports_apart`: each is behind a port of its own. Raises
+        ValueError, or OSError."""
 
     def probe(
         self, *, group: tuple[tuple[str, int], str], job: int, epoch: int, nonce: int, lanes: int

@@ -61,10 +61,10 @@ def carry_out(collective: str, operations: Any, xs: list[Any], axis: str) -> Any
 
 
 def in_network(collective: str, hosts: int, by_group: bool = True) -> float:
-    """By a switch (docs/internals/lanes.md). If results go to a group, who has a part hears it, too, where two
-    others need it."""
+    """By a switch (docs/internals/lanes.md). If results go to a group, who has a part hears it, too, where more than
+    eight others need it."""
     rest = (hosts - 1) / hosts
-    heard = 1.0 if by_group and hosts > 2 else rest
+    heard = 1.0 if by_group and hosts > 9 else rest
     scatter_up, scatter_down = (share * UDP_FRAME_BYTES_PER_BYTE + EXPONENTS for share in (rest, 1 / hosts))
     gather_up, gather_down = (share * UDP_FRAME_BYTES_PER_BYTE for share in (1 / hosts, heard))
     limits = {

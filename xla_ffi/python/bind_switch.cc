@@ -109,7 +109,8 @@ void BindSwitch(nb::module_& m) {
           "add_job",
           [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
              const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent,
-             const std::optional<JobKeyBytes>& keys, uint32_t reach, const std::vector<std::string>& own_addresses) {
+             const std::optional<JobKeyBytes>& keys, uint32_t reach, const std::vector<std::string>& own_addresses,
+             bool ports_apart) {
             JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys, reach);
             std::vector<Address> own;
             for (const std::string& address : own_addresses) own.push_back(NumericAddress(address, 0));
@@ -121,10 +122,11 @@ void BindSwitch(nb::module_& m) {
               slots.parent = parent->job;
             }
             self.AddJob(slots, group ? std::optional(ResolvedGroup(*group)) : std::nullopt, std::move(uplink),
-                        std::move(own));
+                        std::move(own), ports_apart);
           },
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "group"_a.none(),
-          "parent"_a.none(), "keys"_a.none() = nb::none(), "reach"_a = JobSlots{}.reach, "own_addresses"_a)
+          "parent"_a.none(), "keys"_a.none() = nb::none(), "reach"_a = JobSlots{}.reach, "own_addresses"_a,
+          "ports_apart"_a = false)
       .def(
           "probe",
           [](UdpSwitch& self, const Group& group, uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {

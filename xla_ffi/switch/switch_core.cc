@@ -7,6 +7,22 @@
 #include "wire/header.h"
 
 namespace passing {
+namespace {
+
+// A group spares a port nothing if only one worker is behind it, and brings workers what they don't need. But to send a
+// result to each worker by itself takes us time, and for many workers spares little: one of so many copies.
+constexpr int kMaxCopies = 8;
+
+// Nor does it spare anything where it is always the same worker that needs no lanes, as the root of a broadcast: its
+// port is idle. The hosts of a gather take turns, after no more chunks than this.
+constexpr uint32_t kLongestTurn = 512;
+
+// Where a header is for one worker, it goes there by itself, but one of so many to the group, so that nobody takes that
+// for lost.
+constexpr uint32_t kHeadersPerGroup = 16;
+static_assert(kHeadersPerGroup < wire::GroupWatch::kLostResults);
+
+}  // namespace
 
 SwitchCore::SwitchCore(uint32_t slot_count, std::function<void(const Outgoing&)> send)
     : send_(std::move(send)), pool_(slot_count) {}
@@ -46,19 +62,29 @@ Verdict SwitchCore::OnPacket(std::span<const uint8_t> packet, const Address& sou
 }
 
 // A group hears whole results as soon as two workers need them, and its other workers hear them in vain: sent to each
-// by itself, they would pass a single link to all of them several times. Whatever it is, the group hears of each
-// result.
+// by itself, they would pass a single link to all of them several times. Where no two workers share one, each gets what
+// it needs. The group hears of each result, or else often enough to tell that it is there.
 void SwitchCore::Queue(const Action& action) {
   if (action.bare_workers == 0) {
     const bool to_one = action.to == SendTo::kWorker;
     return Queue(action, to_one ? BitOf(action.worker) : 0, action.packet);
   }
-  const Route& route = routes_.at(action.job);
+  Route& route = routes_.at(action.job);
   const uint64_t others = AllWorkers(route.workers.size()) & ~action.bare_workers;
   const bool has_group = route.ways.group.has_value();
-  if (has_group && !std::has_single_bit(others)) return Queue(action, 0, action.packet);
+  if (has_group && std::popcount(others) > MostCopies(action)) return Queue(action, 0, action.packet);
   Queue(action, others, action.packet);
-  Queue(action, has_group ? 0 : action.bare_workers, action.bare);
+  const bool is_for_one = route.ways.ports_apart && std::has_single_bit(action.bare_workers);
+  const bool by_itself = has_group && is_for_one && route.headers++ % kHeadersPerGroup != 0;
+  Queue(action, has_group && !by_itself ? 0 : action.bare_workers, action.bare);
+}
+
+// How many workers are sent such a result each by itself.
+int SwitchCore::MostCopies(const Action& action) {
+  Route& route = routes_.at(action.job);
+  route.bare_in_row = route.bare == action.bare_workers ? route.bare_in_row + 1 : 0;
+  route.bare = action.bare_workers;
+  return route.ways.ports_apart && route.bare_in_row < kLongestTurn ? kMaxCopies : 1;
 }
 
 // Those that go the same way leave together: one that is sent by itself costs as much as 44. Each worker gets its
@@ -100,7 +126,9 @@ void SwitchCore::Flush() {
 }
 
 Outgoing SwitchCore::WayOf(const Batch& batch) {
-  const auto& [workers, ways, parents_group] = routes_.at(batch.job);
+  const Route& route = routes_.at(batch.job);
+  const std::vector<Address>& workers = route.workers;
+  const ResultWays& ways = route.ways;
   Outgoing out{.job = batch.job,
                .bytes = batch.bytes,
                .packet_bytes = batch.packet_bytes,

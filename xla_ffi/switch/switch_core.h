@@ -27,6 +27,7 @@ struct ResultWays {
   std::optional<MulticastGroup> group = std::nullopt;  // without one each worker is sent its own
   std::vector<Address> own{};        // by which each worker knows us, as it takes packets from no other; or empty
   bool hears_parents_group = false;  // the parent sends results to a group that we have joined
+  bool ports_apart = false;          // each worker is behind a port of its own
 };
 
 // Answers of one job that go the same way, side by side.
@@ -68,6 +69,9 @@ class SwitchCore {
     std::vector<Address> workers;
     ResultWays ways;
     wire::GroupWatch parents_group{};
+    uint32_t headers = 0;      // of results that workers were sent, each by itself
+    uint64_t bare = 0;         // the workers that needed no lanes of the last such result,
+    uint32_t bare_in_row = 0;  // and of how many before it
   };
 
   // Answers that go the same way, side by side.
@@ -82,6 +86,7 @@ class SwitchCore {
   };
 
   void Queue(const Action& action);
+  int MostCopies(const Action& action);
   void Queue(const Action& action, uint64_t workers, std::span<const uint8_t> packet);
   Outgoing WayOf(const Batch& batch);
 

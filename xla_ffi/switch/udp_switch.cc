@@ -55,7 +55,7 @@ UdpSwitch::UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count
 UdpSwitch::~UdpSwitch() { Close(); }
 
 void UdpSwitch::AddJob(const JobSlots& job, std::optional<MulticastGroup> group, std::optional<Uplink> uplink,
-                       std::vector<Address> own_addresses) {
+                       std::vector<Address> own_addresses, bool ports_apart) {
   if (job.parent.has_value() != uplink.has_value()) {
     throw std::invalid_argument("a job has both a parent and a socket to it, or neither");
   }
@@ -71,9 +71,10 @@ void UdpSwitch::AddJob(const JobSlots& job, std::optional<MulticastGroup> group,
   // epoll forgets a refused uplink when its sockets are closed.
   if (uplink) Watch(uplink->socket.fd(), {Source::kUplink, job.job});
   if (uplink && uplink->group) Watch(uplink->group->fd(), {Source::kUplinkGroup, job.job});
-  core_.AddJob(
-      native,
-      {.group = group, .own = std::move(own_addresses), .hears_parents_group = uplink && uplink->group.has_value()});
+  core_.AddJob(native, {.group = group,
+                        .own = std::move(own_addresses),
+                        .hears_parents_group = uplink && uplink->group.has_value(),
+                        .ports_apart = ports_apart});
   CloseSockets(job.job);
   const size_t queue = queues_.Take(job.job, native.addresses);
   sockets_.insert_or_assign(job.job, Sockets{.queue = queue, .uplink = std::move(uplink)});

@@ -51,10 +51,11 @@ class UdpSwitch {
   uint16_t port() const { return port_; }
   // These may be called from any thread, and take effect before they return. Without a group each worker is sent its
   // own results. A job with a parent needs an uplink, whose peer is the parent's address. `own_addresses`: by which
-  // each worker knows us, as it takes packets from no other; empty: the kernel chooses. Throws std::invalid_argument,
-  // or std::system_error if the uplink can't be watched; then nothing has changed.
+  // each worker knows us, as it takes packets from no other; empty: the kernel chooses. `ports_apart`: see ResultWays.
+  // Throws std::invalid_argument, or std::system_error if the uplink can't be watched; then nothing has changed.
   void AddJob(const JobSlots& job, std::optional<MulticastGroup> group = std::nullopt,
-              std::optional<Uplink> uplink = std::nullopt, std::vector<Address> own_addresses = {});
+              std::optional<Uplink> uplink = std::nullopt, std::vector<Address> own_addresses = {},
+              bool ports_apart = false);
   void StopMulticast(uint16_t job);
   void RemoveJob(uint16_t job);
   // Sends a burst to a group that hosts have joined. Throws std::system_error if that address isn't ours.

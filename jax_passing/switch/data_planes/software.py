@@ -7,6 +7,7 @@ from jax_passing.protocol.link_rate import one_card
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.data_planes.data_plane import JobSlots, MulticastGroup, Parent, SlotVersion, group_of
 from jax_passing.switch.data_planes.job_counts import JobCounts, WaitingChunk, WorkerCounts
+from jax_passing.switch.data_planes.ports import are_apart
 
 
 class SoftwareDataPlane:
@@ -40,6 +41,7 @@ class SoftwareDataPlane:
             keys=None if job.keys is None else (job.keys.contributions, job.keys.results),
             reach=job.reach,
             own_addresses=list(job.own_addresses),
+            ports_apart=are_apart([host for host, _ in job.addresses], job.own_addresses),
         )
 
     def has_one_port(self, own_addresses: Set[str]) -> bool:

@@ -19,6 +19,7 @@ void Packets::AddJob(uint32_t number, JobSlots job, const std::vector<Endpoint>&
   for (const Endpoint& worker : workers) job.addresses.push_back(AddressOf(worker));
   ResultWays ways;
   if (group) ways.group = {.group = AddressOf(*group), .from = AddressOf(one.own)};
+  ways.ports_apart = job.epoch % 2 != 0;  // here either is right
   first_position_ = job.first_position;
   if (uplink != 0) {
     Socket& socket = sockets_.at(uplink);

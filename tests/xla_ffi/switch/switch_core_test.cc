@@ -119,6 +119,48 @@ TEST(SwitchCore, lanesGoToTheWorkersThatNeedThem) {
   }
 }
 
+// Each worker behind a port of its own is sent what it needs, up to eight copies, and the group hears of it often
+// enough.
+TEST(SwitchCore, whoIsBehindAPortOfItsOwnHearsNothingInVain) {
+  for (const uint16_t workers : {3, 9, 10}) {
+    Switch one;
+    ResultWays ways{.group = MulticastGroup{.group = AddressOf(91, 0), .from = kOwn[0]}, .ports_apart = true};
+    one.core.AddJob(MakeJob(3, workers), ways);
+    uint32_t by_group = 0, alone = 0;
+    for (uint32_t i = 0; i < wire::GroupWatch::kLostResults; ++i) {
+      for (uint16_t worker = 0; worker < workers; ++worker) {
+        one.Take(AtSequence(9 + 16 * i, With(From(worker), [&](wire::Header& header) {
+                              if (worker == 1) header.flags = wire::kFlagNoResult;
+                            })));
+      }
+      for (const Sent& each : one.Flush()) {
+        const bool is_header = each.bytes.size() == wire::kHeaderBytes;
+        EXPECT_EQ(each.by_group && !is_header, workers == 10);
+        if (is_header) {
+          ++(each.by_group ? by_group : alone);
+        } else {
+          EXPECT_EQ(each.workers.size(), workers == 10 ? 10u : workers - 1u);
+        }
+      }
+    }
+    EXPECT_EQ(by_group, workers == 10 ? 0u : wire::GroupWatch::kLostResults / 16);
+    EXPECT_EQ(by_group + alone, workers == 10 ? 0u : wire::GroupWatch::kLostResults);
+
+    // A worker that needs nothing for long, as the root of a broadcast, has an idle port.
+    std::vector<Sent> last;
+    for (uint32_t i = 0; i < 600; ++i) {
+      for (uint16_t worker = 0; worker < workers; ++worker) {
+        one.Take(AtSequence(2000 + 16 * i, With(From(worker), [&](wire::Header& header) {
+                              if (worker == 1) header.flags = wire::kFlagNoResult;
+                            })));
+      }
+      last = one.Flush();
+    }
+    ASSERT_EQ(last.size(), 1u);
+    EXPECT_TRUE(last[0].by_group);
+  }
+}
+
 TEST(SwitchCore, aWorkerGetsItsAnswersInTheirOrder) {
   Switch one;
   one.core.AddJob(MakeJob(3, 1), {});
