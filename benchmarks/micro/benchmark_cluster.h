@@ -36,7 +36,7 @@ class Cluster {
     for (uint32_t rank = 0; rank < world_size; ++rank) {
       const JobConfig job{.rank = static_cast<uint16_t>(rank),
                           .world_size = world_size,
-                          .shards = {{.job = 1, .epoch = 1, .worker = static_cast<uint16_t>(rank)}},
+                          .shards = {{.job = 1, .epoch = 1, .worker = static_cast<uint16_t>(rank), .bare = true}},
                           .slots_per_shard = kSlotCount,
                           .check_key = sums.checked ? std::optional(SumCheck::Key{1}) : std::nullopt,
                           .mask_key = sums.masked ? std::optional(LaneMasks::Key{1}) : std::nullopt};

@@ -3,8 +3,9 @@
 //   transport_benchmark                    the whole table, about 30 s
 //   transport_benchmark HOSTS DTYPE BYTES  one line of it, repeated until stopped: for a profiler, as in
 //                                          perf record -g -p $(pgrep transport_bench)
-//   transport_benchmark HOSTS DTYPE BYTES plain checked masked confidential  the same, of these in turns: sums that are
-//                                          checked, whose lanes are masked, or both
+//   transport_benchmark HOSTS DTYPE BYTES plain checked masked confidential gather scatter
+//                                          the same, of these in turns: sums that are checked, whose lanes are masked,
+//                                          or both; gathers of so many bytes in all, or scatters, by rows alone
 //
 // Each host has a thread that starts a sum and waits for it, as a program does, and the next one at once. Times are
 // of one sum on one host; CPU is what the threads ran (the scheduler's count), per KB of the sum on one host: a host's
@@ -103,10 +104,16 @@ struct Line {
 };
 
 // Runs one host: `sums` sums, one after the other, from `in` to `out`. Returns the times.
-std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_execution, int sums,
+std::vector<double> SumInTurn(Transport& host, uint32_t rank, const Case& c, uint32_t first_execution, int sums,
                               const std::vector<uint32_t>& in, std::vector<uint32_t>& out) {
-  const auto shape = std::make_shared<SumSpec>(
-      SumSpec{.site_name = "benchmark", .dtype = c.dtype, .leaf_elements = {c.bytes / SizeOf(c.dtype)}});
+  const Moves moves = c.kind == "gather" ? Moves::kGather : c.kind == "scatter" ? Moves::kScatter : Moves::kAll;
+  const auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "benchmark",
+                                                       .dtype = moves == Moves::kGather ? DType::kInt32 : c.dtype,
+                                                       .leaf_elements = {c.bytes / SizeOf(c.dtype)},
+                                                       .moves = moves});
+  std::vector<bool> own_rows(moves == Moves::kAll ? 0 : c.world_size);
+  if (!own_rows.empty()) own_rows[rank] = true;
+  const std::vector<uint64_t> rows(own_rows.empty() ? 0 : 1, rank);
   struct Progress {
     std::mutex mutex;
     std::condition_variable changed;
@@ -132,6 +139,8 @@ std::vector<double> SumInTurn(Transport& host, const Case& c, uint32_t first_exe
                       }
                       progress->changed.notify_one();
                     },
+                .own_rows = own_rows,
+                .rows = rows,
                 .caller_waits = true});
     std::unique_lock lock(progress->mutex);
     progress->changed.wait(lock, [&] { return progress->done > i; });
@@ -154,7 +163,7 @@ Line Measure(const Case& c) {
     std::vector<std::thread> programs;
     for (uint32_t rank = 0; rank < c.world_size; ++rank) {
       programs.emplace_back([&, rank] {
-        const auto mine = SumInTurn(cluster.host(rank), c, first_execution, sums, in, outs[rank]);
+        const auto mine = SumInTurn(cluster.host(rank), rank, c, first_execution, sums, in, outs[rank]);
         const Usage own = OwnUsage();
         std::lock_guard lock(mutex);
         callers += own;

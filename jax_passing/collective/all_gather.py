@@ -18,8 +18,9 @@ from jax_passing.collective.axes import Span, extent, require_session, span
 from jax_passing.collective.naming.sites import Site, paths_of
 from jax_passing.collective.primitives import composed
 from jax_passing.collective.primitives.bits import from_words, to_words
-from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, check_strategy
+from jax_passing.collective.primitives.bucketed_sum import bucketed_rows, bucketed_sum, check_strategy
 from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, summand
+from jax_passing.collective.primitives.own_rows import as_words, word_rows
 from jax_passing.errors import ConfigError
 
 _SCATTERED_DTYPES = SUPPORTED_DTYPES[1:]  # all but bool
@@ -160,6 +161,29 @@ def _scatter(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
     return [jax.lax.dynamic_index_in_dim(each, index, axis=0, keepdims=False) for each in sums]
 
 
+# On CPU no row of zeros is made, and no row that nobody asked for (own_rows.py). By other strategies, of which a
+# scatter's gradient takes its own, devices are ranks, or no switch may add up.
+
+
+def _gather_on_cpu(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
+    if site.strategy != "passing":
+        return _gather(*leaves, span=span, site=site, vmapped=vmapped)
+    given = [leaf if as_words(leaf) else to_words(leaf) for leaf in leaves]
+    wholes = [word_rows(each, span.size) for each in given]
+    rows = bucketed_rows(given, wholes, span, replace(site, moves="gather", rows_inside=span.rows_inside))
+    return [
+        row if as_words(leaf) else from_words(row, leaf.shape, leaf.dtype)
+        for row, leaf in zip(rows, leaves, strict=True)
+    ]
+
+
+def _scatter_on_cpu(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
+    if site.strategy != "passing":
+        return _scatter(*leaves, span=span, site=site, vmapped=vmapped)
+    wholes = [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in leaves]
+    return bucketed_rows(leaves, wholes, span, replace(site, moves="scatter", rows_inside=span.rows_inside))
+
+
 def _batch_gather(
     axis_data: Any, leaves: Sequence[Any], dims: Sequence[Any], *, span: Span, **params: Any
 ) -> tuple[list[Any], Sequence[Any]]:
@@ -200,6 +224,7 @@ passing_all_gather_p: Primitive = composed.define(
     "all_gather",
     result=_gathered,
     evaluate=_gather,
+    evaluate_on_cpu=_gather_on_cpu,
     batch=_batch_gather,
     transpose=lambda cotangents, **params: passing_psum_scatter_p.bind(*cotangents, **params),
 )
@@ -207,6 +232,7 @@ passing_psum_scatter_p: Primitive = composed.define(
     "psum_scatter",
     result=_scattered,
     evaluate=_scatter,
+    evaluate_on_cpu=_scatter_on_cpu,
     batch=_batch_scatter,
     transpose=lambda cotangents, **params: passing_all_gather_p.bind(*cotangents, **params),
 )

@@ -33,7 +33,7 @@ FlatCollective::FlatCollective(std::vector<std::shared_ptr<Collective>> ranks) :
 }
 
 void FlatCollective::Start(Sum sum) {
-  assert(sum.device_count() == ranks_.size());
+  assert(sum.device_count() == ranks_.size() && sum.rows.empty());
   auto pending = std::make_shared<Pending>();
   pending->rank_count = ranks_.size();
   pending->done = std::move(sum.done);

@@ -41,6 +41,31 @@ void SumElements(const Sum& sum, uint64_t begin, uint64_t end) {
   }
 }
 
+// The same where devices bring, or take, rows: all devices' rows go to each, or each takes the sum of its own. Rows of
+// other hosts, as in a rehearsal, are zeros.
+void SumRows(const Sum& sum) {
+  const SumSpec& spec = *sum.spec;
+  const size_t leaf_count = spec.leaf_elements.size(), device_count = sum.device_count();
+  std::vector<const void*> inputs(device_count);
+  for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
+    const uint64_t row_elements = spec.leaf_elements[leaf] / sum.own_rows.size();
+    const uint64_t row_bytes = row_elements * SizeOf(spec.dtype);
+    for (size_t device = 0; device < device_count; ++device) {
+      void* const output = sum.outputs[device * leaf_count + leaf];
+      if (spec.moves == Moves::kGather) std::memset(output, 0, spec.leaf_elements[leaf] * SizeOf(spec.dtype));
+      for (size_t other = 0; other < device_count; ++other) {
+        const void* const input = sum.inputs[other * leaf_count + leaf];
+        if (spec.moves == Moves::kGather) {
+          std::memcpy(static_cast<uint8_t*>(output) + sum.rows[other] * row_bytes, input, row_bytes);
+        } else {
+          inputs[other] = static_cast<const uint8_t*>(input) + sum.rows[device] * row_bytes;
+        }
+      }
+      if (spec.moves == Moves::kScatter) SumLocal(spec.dtype, inputs, row_elements, {&output, 1});
+    }
+  }
+}
+
 }  // namespace
 
 void LocalCollective::Start(Sum sum) {
@@ -67,7 +92,11 @@ void LocalCollective::GoOn(Sum sum, uint64_t begin, uint64_t end) {
   const uint64_t all = sum.spec->elements();
   end = std::min(end, all);
   if (!failure()) {
-    SumElements(sum, begin, end);
+    if (sum.rows.empty()) {
+      SumElements(sum, begin, end);
+    } else {
+      SumRows(sum);
+    }
     if (sum.pieces && sum.pieces->written) sum.pieces->written(end);
   }
   std::optional<Failure> failed;

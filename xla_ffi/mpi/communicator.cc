@@ -12,9 +12,9 @@
 
 #include "ffi/flight_recorder.h"
 #include "ffi/naming/hash.h"
+#include "host/huge_pages.h"
 #include "mpi/exchange.h"
 #include "mpi/failures.h"
-#include "mpi/huge_pages.h"
 #include "mpi/work.h"
 
 namespace passing::mpi {

@@ -12,8 +12,8 @@
 #include <span>
 #include <utility>
 
+#include "host/huge_pages.h"
 #include "host/sums/sum.h"
-#include "mpi/huge_pages.h"
 
 namespace passing::mpi {
 

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <utility>
 
+#include "host/huge_pages.h"
 #include "host/numbers/float_mode.h"
 #include "host/numbers/host_elements.h"
 #include "mpi/elements.h"
 #include "mpi/failures.h"
-#include "mpi/huge_pages.h"
 
 namespace passing::mpi {
 namespace {

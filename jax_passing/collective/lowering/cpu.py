@@ -33,5 +33,25 @@ def _emit(
     return after, sums
 
 
+def emit_rows(
+    avals_in: Sequence[Any],
+    avals_out: Sequence[Any],
+    ctx: mlir.LoweringRuleContext,
+    site: Site,
+    spec: SumSpec,
+    leaves: Sequence[Any],
+    turn: Turn,
+) -> tuple[Any, Sequence[Any]]:
+    """Writes the call of a gather or scatter whose devices bring, or take, their own rows alone. `ctx` has the types
+    that its leaves have in a sum, and the others are those of the call."""
+    register_ffi()
+    make_larger(ctx, turn)
+    spec = replace(spec, moves=site.moves, rows_alone=True)
+    call = jax.ffi.ffi_lowering("passing_psum", has_side_effect=has_side_effect(ctx))
+    own = ctx.replace(primitive=None, avals_in=[POSITION, INT32, *avals_in], avals_out=[INT32, *avals_out])
+    after, *results = call(own, group_and_member(ctx, site.axes), turn.before, *leaves, spec=spec.encode())
+    return after, results
+
+
 lower = rule(_emit)
 """JAX's rule for the primitive on CPU."""

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_passing._compat import jax_collectives, named_axes
-from jax_passing.collective.axes import Extent
+from jax_passing.collective.axes import Extent, Span
 from jax_passing.collective.naming.sites import Site
 from jax_passing.collective.primitives.buckets import Leaf, make_buckets
 from jax_passing.collective.primitives.hold import all_ready, hold, ready
+from jax_passing.collective.primitives.own_rows import passing_rows_p
 from jax_passing.collective.primitives.passing_psum import (
     passing_psum_invariant_p,
     passing_psum_p,
@@ -109,7 +110,8 @@ def with_its_wire_dtype(site: Site, dtype: str, along: Extent) -> Site:
 
 def buckets_of(arrays: Sequence[Any], site: Site) -> list[list[int]]:
     """Groups the indices of the arrays, whose paths are `site.paths`, by the call that sums them."""
-    leaves = [Leaf(array.dtype, array.nbytes, path) for array, path in zip(arrays, site.paths, strict=True)]
+    sizes = [array.size * array.dtype.itemsize for array in arrays]
+    leaves = [Leaf(x.dtype, size, path) for x, size, path in zip(arrays, sizes, site.paths, strict=True)]
     return make_buckets(leaves, site.bucket_bytes)
 
 
@@ -142,22 +144,53 @@ def bucketed_sum_with_residuals(arrays: Sequence[Any], along: Extent, site: Site
     return _in_buckets(arrays, along, site, "sum", of_casts=False, residuals=True)
 
 
+def bucketed_rows(arrays: Sequence[Any], wholes: Sequence[jax.core.ShapedArray], span: Span, site: Site) -> list[Any]:
+    """Returns what devices get of a gather or scatter whose calls bring, or take, their own rows alone. The arrays
+    would have the types `wholes` in a sum."""
+    return _in_buckets(arrays, span.along, site, "sum", of_casts=False, residuals=False, rows=_Rows(span, wholes))[0]
+
+
+class _Rows(NamedTuple):
+    span: Span
+    wholes: Sequence[jax.core.ShapedArray]
+
+    def only(self, members: Sequence[int]) -> "_Rows":
+        return self._replace(wholes=[self.wholes[i] for i in members])
+
+
 def _in_buckets(
-    arrays: Sequence[Any], along: Extent, site: Site, op: str, of_casts: bool, residuals: bool
+    arrays: Sequence[Any],
+    along: Extent,
+    site: Site,
+    op: str,
+    of_casts: bool,
+    residuals: bool,
+    rows: _Rows | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    buckets = buckets_of(arrays, site)
+    buckets = buckets_of(rows.wholes if rows else arrays, site)
     given, sums, left = list(arrays), list(arrays), list(arrays)
     carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
     tokens = _when_ready(given, carried) if len(carried) > 1 else []
     for number, members in enumerate(buckets):
         bucket = replace(site.only(members), bucket=number)
-        results = _sum_bucket([given[i] for i in members], along, bucket, op, of_casts, residuals)
+        operands = [given[i] for i in members]
+        if rows:
+            results: tuple[Sequence[Any], Sequence[Any]] = _move_bucket(operands, bucket, rows.only(members)), []
+        else:
+            results = _sum_bucket(operands, along, bucket, op, of_casts, residuals)
         for kept, values in zip((sums, left), results, strict=True):
             for index, value in zip(members, values, strict=False):  # no residuals unless they are asked for
                 kept[index] = value
     if tokens:
         _hold_behind_all(sums, carried, tokens)
     return sums, left
+
+
+def _move_bucket(operands: list[Any], site: Site, rows: _Rows) -> Sequence[Any]:
+    along = rows.span.along
+    site = summing(with_its_wire_dtype(site, rows.wholes[0].dtype.name, along), along)
+    results: Sequence[Any] = passing_rows_p.bind(*operands, span=rows.span, site=site, wholes=tuple(rows.wholes))
+    return results
 
 
 def _sum_bucket(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_passing._compat import jaxprs, named_axes
+from jax_passing._compat import jaxprs, lowered_modules, named_axes
 from jax_passing.collective.axes import Extent, Span
 from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_text
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
@@ -32,6 +32,7 @@ def define(
     evaluate: Callable[..., Arrays],
     batch: Callable[..., tuple[Arrays, Sequence[Any]]],
     transpose: Callable[..., Arrays] | None = None,
+    evaluate_on_cpu: Callable[..., Arrays] | None = None,
 ) -> Primitive:
     """A primitive that maps each leaf by itself.
 
@@ -41,6 +42,7 @@ def define(
       evaluate: (*leaves, **parameters) to the results, made of other primitives.
       batch: (axis_data, leaves, dims, **parameters), as JAX's rule; `vmapped` says already what it is afterwards.
       transpose: (cotangents, **parameters), of some of the leaves, to those of the leaves; None: there is no gradient.
+      evaluate_on_cpu: in place of `evaluate`, for CPU devices.
     """
     primitive = Primitive(f"passing_{name}")
     primitive.multiple_results = True
@@ -77,6 +79,9 @@ def define(
         return given
 
     def lower(ctx: mlir.LoweringRuleContext, *leaves: Any, site: Site, **params: Any) -> Sequence[Any]:
+        chosen = evaluate
+        if evaluate_on_cpu is not None and lowered_modules.platforms(ctx) == ("cpu",):
+            chosen = evaluate_on_cpu
         # An empty array has nothing to send, and jaxlib 0.11.2 dies of some operations on one.
         avals_in: Sequence[Any] = ctx.avals_in
         avals_out: Sequence[Any] = ctx.avals_out
@@ -85,7 +90,7 @@ def define(
         def evaluate_carried(*leaves: jax.Array) -> Arrays:
             results: Arrays = [jnp.zeros(aval.shape, aval.dtype) if aval.size == 0 else None for aval in avals_out]
             if carried:
-                given = evaluate(*(leaves[i] for i in carried), site=site.only(carried), **params)
+                given = chosen(*(leaves[i] for i in carried), site=site.only(carried), **params)
                 for i, each in zip(carried, given, strict=True):
                     results[i] = each
             return results

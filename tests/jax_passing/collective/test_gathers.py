@@ -3,6 +3,7 @@
 # ruff: noqa: B023 (each function is called in the loop that makes it)
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +116,16 @@ def test_gathers_over_an_axis_of_vmap():
     close(gathered[:20, 0], expected)
     close(jax.vmap(lambda x: jax_passing.all_gather(x, "v")[0], axis_name="v", in_axes=None, axis_size=3)(x)[1], x)
     close(jax.vmap(lambda x: jax_passing.psum_scatter(x, "v"), axis_name="v", in_axes=None, axis_size=4)(x), 4 * x)
+
+
+def test_neither_what_is_given_nor_what_is_got_is_copied(check_vma):
+    for f in (
+        lambda x: jax_passing.all_gather(x, "d", tiled=True),
+        lambda x: jax_passing.psum_scatter(x, "d", tiled=True),
+    ):
+        text = on_mesh(f, check_vma=check_vma).lower(jnp.ones((64, 3))).compile().as_text()
+        made = re.findall(r"= f32\[[\d,]*\]\S* ([\w-]+)\(", text)
+        assert set(made) <= {"parameter", "bitcast", "custom-call", "get-tuple-element"}, text
 
 
 def test_types_under_check_vma_are_those_of_lax():

@@ -29,6 +29,7 @@ SPEC = SumSpec(
     conditional=True,
     moves="scatter",
     rows_inside=6,
+    rows_alone=True,
     root=7,
     devices="0,1,2048,2049",
 )

@@ -109,6 +109,40 @@ TEST_F(LocalCollectiveTest, sumsWhatIsThere) {
   }
 }
 
+// Devices bring, or take, rows of their own, which stand in the order of `rows`.
+TEST_F(LocalCollectiveTest, rows) {
+  for (const Moves moves : {Moves::kGather, Moves::kScatter}) {
+    const auto shape = std::make_shared<SumSpec>(
+        SumSpec{.site_name = "site", .dtype = DType::kInt32, .leaf_elements = {6, 3}, .moves = moves});
+    const std::vector<int32_t> longest = {10, 11, 12, 13, 14, 15};
+    std::vector<std::vector<int32_t>> inputs, outputs;
+    Sum sum{.key = {}, .spec = shape, .inputs = {}, .outputs = {}, .own_rows = {true, true, true}, .rows = {2, 0, 1}};
+    for (int32_t device = 0; device < 3; ++device) {
+      for (const size_t row : {2, 1}) {
+        const size_t given = moves == Moves::kGather ? row : 3 * row, taken = moves == Moves::kGather ? 3 * row : row;
+        inputs.emplace_back(longest.begin(), longest.begin() + static_cast<ptrdiff_t>(given));
+        for (int32_t& element : inputs.back()) element += 100 * device;
+        outputs.emplace_back(taken, -1);
+      }
+    }
+    for (const auto& input : inputs) sum.inputs.push_back(input.data());
+    for (auto& output : outputs) sum.outputs.push_back(output.data());
+    bool is_done = false;
+    sum.done = [&](const Failure* failure) { is_done = failure == nullptr; };
+    collective_.Start(std::move(sum));
+    EXPECT_TRUE(is_done);
+    using Leaf = std::vector<int32_t>;
+    if (moves == Moves::kGather) {
+      for (const size_t device : {0, 1, 2}) {
+        EXPECT_EQ(outputs[2 * device], (Leaf{110, 111, 210, 211, 10, 11}));
+        EXPECT_EQ(outputs[2 * device + 1], (Leaf{110, 210, 10}));
+      }
+    } else {
+      EXPECT_EQ(outputs, (std::vector<Leaf>{{342, 345}, {336}, {330, 333}, {330}, {336, 339}, {333}}));
+    }
+  }
+}
+
 TEST_F(LocalCollectiveTest, failsWhatComesAfterAFailure) {
   const auto before = devices_;
   collective_.Fail({"SessionError", "first"});

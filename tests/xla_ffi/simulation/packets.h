@@ -193,7 +193,6 @@ class Packets {
   void RemoveHost(uint32_t number);
 
   // Counts.
-
   size_t socket_count() const { return sockets_.size(); }
   size_t host_count() const { return hosts_.size(); }
   uint64_t packets() const { return packet_count_; }
@@ -291,6 +290,7 @@ class Packets {
   void OnEvent(uint32_t number, RankEvent event);
   void Issue(uint32_t number, const CallKey& key);
   void DeliverLate(uint32_t number, const CallKey& key, Sum& sum);
+  std::shared_ptr<HostBuffers> RowsAlone(uint32_t number, const CallKey& key, Sum& sum);
   void DeliverNext(uint32_t number, const CallKey& key, const SumKey& sum_key,
                    const std::shared_ptr<const HostBuffers>& late, uint64_t begin,
                    const std::shared_ptr<std::mt19937_64>& random);

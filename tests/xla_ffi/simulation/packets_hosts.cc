@@ -135,9 +135,32 @@ void Packets::Issue(uint32_t number, const CallKey& key) {
     sum.inputs.push_back(buffer.data());
     sum.outputs.push_back(buffer.data());
   }
-  sum.done = [this, number, key](const Failure* failure) { OnDone(number, key, failure); };
-  DeliverLate(number, key, sum);
+  const auto apart = RowsAlone(number, key, sum);
+  sum.done = [this, number, key, apart](const Failure* failure) { OnDone(number, key, failure); };
+  if (sum.rows.empty()) DeliverLate(number, key, sum);
   Start(number, std::move(sum));
+}
+
+// Has the devices of some sums bring, or take, the host's row alone. Returns the inputs, which lie apart from results.
+std::shared_ptr<HostBuffers> Packets::RowsAlone(uint32_t number, const CallKey& key, Sum& sum) {
+  const auto [site, execution, step] = key;
+  std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step, 2u};
+  const bool are_inputs = sum.spec->moves == Moves::kGather;
+  if (!are_inputs && sum.spec->moves != Moves::kScatter) return nullptr;
+  if (std::mt19937_64(seeds)() % 2 != 0 || (are_inputs && sum.spec->dtype != DType::kInt32)) return nullptr;
+  Host& host = hosts_.at(number);
+  sum.rows.assign(sum.device_count(), host.rank);
+  const auto inputs = std::make_shared<HostBuffers>(host.calls.at(key));
+  for (size_t i = 0; i < inputs->size(); ++i) {
+    Bytes& whole = host.calls.at(key)[i];
+    const size_t row_bytes = whole.size() / host.world_size;
+    const auto row = whole.begin() + static_cast<ptrdiff_t>(row_bytes * host.rank);
+    if (are_inputs) (*inputs)[i].assign(row, row + static_cast<ptrdiff_t>(row_bytes));
+    std::fill(whole.begin(), whole.end(), uint8_t{0xA5});
+    sum.inputs[i] = (*inputs)[i].data();
+    if (!are_inputs) sum.outputs[i] = &*row;
+  }
+  return inputs;
 }
 
 // Delivers the rest of a sum's elements later, for some sums, as a GPU would.

@@ -17,18 +17,22 @@ std::string Members(const std::vector<Call>& calls) {
   return Joined(members);
 }
 
-// Which of the rows of each leaf are those of a host with these devices? A member is its row; or the hosts' rows stand
-// between those of the axes before them and the axes after, of which there are `rows_inside`.
+// The row of a member. A member is its row; or the hosts' rows stand between those of the axes before them and the axes
+// after, of which there are `rows_inside`.
+uint64_t RowOf(const SumSpec& spec, const Call& call, uint32_t rank) {
+  const auto member = static_cast<uint64_t>(call.member);
+  if (spec.rows_inside == 0) return member;
+  const uint64_t outside = member / spec.rows_inside, inside = member % spec.rows_inside;
+  return (outside * std::max(spec.world_size, 1u) + rank) * spec.rows_inside + inside;
+}
+
+// Which of the rows of each leaf are those of a host with these devices?
 std::vector<bool> OwnRows(const SumSpec& spec, const std::vector<Call>& calls, uint32_t rank) {
   if (spec.moves == Moves::kAll) return {};
   const bool is_broadcast = spec.moves == Moves::kBroadcast;
   std::vector<bool> own(is_broadcast ? 1 : spec.member_count);
   for (const Call& call : calls) {
-    auto row = static_cast<uint64_t>(call.member);
-    if (spec.rows_inside != 0) {
-      const uint64_t outside = row / spec.rows_inside, inside = row % spec.rows_inside;
-      row = (outside * std::max(spec.world_size, 1u) + rank) * spec.rows_inside + inside;
-    }
+    const uint64_t row = RowOf(spec, call, rank);
     if (is_broadcast) {
       if (row == spec.root) own[0] = true;
     } else {
@@ -57,6 +61,7 @@ std::variant<Sum, Failure> MakeSum(const std::shared_ptr<Gathering>& gathering, 
       return DontBelongTogether(*gathering);
     }
     if (nth != 0) continue;  // carries the same data as the replica before it
+    if (site.spec->rows_alone) sum.rows.push_back(RowOf(*site.spec, call, gathering->rank));
     sum.inputs.insert(sum.inputs.end(), call.inputs.begin(), call.inputs.end());
     sum.outputs.insert(sum.outputs.end(), call.outputs.begin(), call.outputs.end());
     sum.residuals.insert(sum.residuals.end(), call.residuals.begin(), call.residuals.end());
@@ -76,10 +81,11 @@ namespace {
 void CopyToReplicas(const Gathering& gathering) {
   const SumSpec& spec = *gathering.site->spec;
   const auto& calls = gathering.calls;
+  const uint64_t parts = spec.rows_alone && spec.moves == Moves::kScatter ? spec.member_count : 1;
   for (size_t i = 0; i < calls.size(); ++i) {
     const Call& source = calls[i - i % spec.replica_count];
     for (size_t leaf = 0; i % spec.replica_count != 0 && leaf < source.outputs.size(); ++leaf) {
-      const size_t bytes = spec.leaf_elements[leaf] * SizeOf(spec.dtype);
+      const size_t bytes = spec.leaf_elements[leaf] / parts * SizeOf(spec.dtype);
       std::memcpy(calls[i].outputs[leaf], source.outputs[leaf], bytes);
       if (!source.residuals.empty()) std::memcpy(calls[i].residuals[leaf], source.residuals[leaf], bytes);
     }

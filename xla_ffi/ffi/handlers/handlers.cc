@@ -12,6 +12,7 @@
 #include "ffi/handlers/future_handlers.h"
 #include "ffi/handlers/handler_parts.h"
 #include "ffi/naming/instance.h"
+#include "host/huge_pages.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace passing {
@@ -36,7 +37,10 @@ ffi::Future Execute(CpuState* state, ffi::RunId run_id, int32_t device, ffi::Buf
   for (size_t i = 0; i < leaves.size(); ++i) call.inputs.push_back(leaves.get<ffi::AnyBuffer>(i)->untyped_data());
   for (size_t i = 0; i < sums_and_residuals.size(); ++i) {
     auto& memory = i < leaves.size() ? call.outputs : call.residuals;
-    memory.push_back((*sums_and_residuals.get<ffi::AnyBuffer>(i))->untyped_data());
+    ffi::AnyBuffer result = **sums_and_residuals.get<ffi::AnyBuffer>(i);
+    memory.push_back(result.untyped_data());
+    const bool is_new = i >= leaves.size() || memory.back() != call.inputs[i];
+    if (is_new) PreferHugePages(memory.back(), result.size_bytes());
   }
   call.done = [promise](const Failure* failure) mutable {
     if (failure) {

@@ -28,7 +28,8 @@ struct Platform {
 //
 // "passing_psum". Operands: int32[2] (group, member), int32[] that is there when the sums before it in the program are
 // done, then the leaves; results: int32[], for the sums after it, and the leaves' sums, in place. Its attribute `spec`
-// is the text of a SumSpec.
+// is the text of a SumSpec. If that says `rows_alone`, either operands or results are the device's rows of the leaves,
+// and nothing is in place.
 //
 // "passing_visit" stands beside a loop or branch with sums, and counts the executions of the program. Operands and
 // results are none, or one that goes through. Its attribute `spec` is a SumSpec without an identity.

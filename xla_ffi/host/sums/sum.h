@@ -54,6 +54,10 @@ struct Sum {
   // Marks the rows of each leaf that are this host's devices'; empty if all are moved. A row that is neither given nor
   // needed by others, or not needed here, may have anything in `outputs` afterwards.
   std::vector<bool> own_rows{};
+  // The row of each device, where it brings that row of each leaf alone (Moves::kGather, of integers of 32 bits), or
+  // takes it alone (Moves::kScatter): its inputs, or its outputs, are as long as a row then, and no output is an input.
+  // Empty: all are whole.
+  std::vector<uint64_t> rows{};
   // Whoever starts the sum has little else to do: Start may take until it is done, if that is soon.
   bool caller_waits = false;
 

@@ -3,9 +3,11 @@
 #ifndef XLA_FFI_HOST_SUMS_SUM_PASS_H_
 #define XLA_FFI_HOST_SUMS_SUM_PASS_H_
 
+#include <algorithm>
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,12 +32,50 @@ class SumBuffers {
   std::span<void* const> OutputsAt(const ElementRun& run) const;
   std::span<void* const> ResidualsAt(const ElementRun& run) const;
 
+  // Are inputs, or outputs, rows of devices (Sum::rows)? Then the pointers to a run's elements are those of the devices
+  // that have its row, if there are any, and the run must lie in one row.
+  bool are_inputs_rows() const { return !sum_.rows.empty() && sum_.spec->moves == Moves::kGather; }
+  bool are_outputs_rows() const { return !sum_.rows.empty() && sum_.spec->moves == Moves::kScatter; }
+  // Calls f(run) for the parts of a run that lie in one row each, in order. Only where there are rows.
+  template <typename F>
+  void ForEachPart(const ElementRun& run, F&& f) const {
+    const uint64_t row_elements = RowElements(run.leaf);
+    for (uint32_t done = 0; done < run.count;) {
+      const uint64_t first = run.first + done, left = row_elements - first % row_elements;
+      const auto count = static_cast<uint32_t>(std::min<uint64_t>(run.count - done, left));
+      f(ElementRun{run.leaf, first, count, run.block, run.offset + done});
+      done += count;
+    }
+  }
+  // Has f(outputs) write a run's elements, unless no device takes any of them. Not twice at a time.
+  template <typename F>
+  void WriteAt(const ElementRun& run, F&& f) const {
+    if (!are_outputs_rows()) return f(OutputsAt(run));
+    const uint64_t row_elements = RowElements(run.leaf);
+    if (run.first % row_elements + run.count <= row_elements) {
+      const std::span<void* const> outputs = OutputsAt(run);
+      return outputs.empty() ? void() : f(outputs);
+    }
+    const size_t size = SizeOf(sum_.spec->dtype);
+    part_scratch_.resize(run.count * size);
+    void* const all = part_scratch_.data();
+    f(std::span<void* const>(&all, 1));
+    ForEachPart(run, [&](const ElementRun& part) {
+      for (void* output : OutputsAt(part)) {
+        std::memcpy(output, &part_scratch_[(part.first - run.first) * size], part.count * size);
+      }
+    });
+  }
+
  private:
+  uint64_t RowElements(uint32_t leaf) const { return sum_.spec->leaf_elements[leaf] / sum_.own_rows.size(); }
+
   const Sum sum_;
   const std::shared_ptr<const SumPlan> plan_;
   mutable std::vector<const void*> input_scratch_;
   mutable std::vector<void*> output_scratch_;
   mutable std::vector<void*> residual_scratch_;
+  mutable std::vector<uint8_t> part_scratch_;
 };
 
 // The direction of the links that a sum loads, where there are several hosts: the most is sent, or received.

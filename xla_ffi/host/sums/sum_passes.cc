@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -20,13 +21,6 @@ namespace passing {
 namespace {
 
 using Classes = std::array<uint32_t, kMaxBlockElements>;  // a run is no longer than a block
-
-SumSpec SpecOfClasses(const SumSpec& of_elements, const std::map<uint64_t, uint64_t>& flagged) {
-  SumSpec spec{
-      .site_name = of_elements.site_name + " (NaN and infinities)", .dtype = DType::kUint32, .leaf_elements = {}};
-  for (const auto& [cell, end] : flagged) spec.leaf_elements.push_back(end - cell);
-  return spec;
-}
 
 }  // namespace
 
@@ -49,23 +43,36 @@ std::unique_ptr<ElementPass> ElementPass::Of(Sum sum, const PlanLimits& limits, 
 ElementPass::ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us)
     : SumPass(buffers->sum().key, /*pass=*/0, buffers->sum().spec, buffers->plan(), buffers, started_us),
       rank_(rank),
-      rounding_key_(RoundingKey(rank, buffers->sum().key)) {}
+      rounding_key_(RoundingKey(rank, buffers->sum().key)) {
+  if (spec().moves == Moves::kAll || this->buffers()->sum().own_rows.empty()) return;
+  for (uint32_t i = 0; i < plan().segment_count(); ++i) {
+    const Segment& segment = plan().segment(i);
+    rows_in_.push_back(RowsIn({segment.first_cell, segment.cell_count}));
+  }
+}
 
-// Where rows of this host and of others meet in a chunk, it does as in any sum. So it does where the data is sent
-// before the exponents are known.
-ChunkRole ElementPass::RoleIn(const Segment& segment, uint32_t chunk) const {
+ElementPass::Rows ElementPass::RowsIn(const ChunkRange& range) const {
   const std::vector<bool>& own_rows = buffers()->sum().own_rows;
-  if (spec().moves == Moves::kAll || own_rows.empty() || segment.guesses()) return {};
-  bool has_own = false, has_others = false;
-  const ChunkRange range = plan().DataRange(segment, chunk);
+  Rows rows;
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     if (run.count == 0) return;
     const uint64_t row_elements = spec().leaf_elements[run.leaf] / own_rows.size();
     const uint64_t last = (run.first + run.count - 1) / row_elements;
-    for (uint64_t row = run.first / row_elements; row <= last; ++row) (own_rows[row] ? has_own : has_others) = true;
+    for (uint64_t row = run.first / row_elements; row <= last; ++row) (own_rows[row] ? rows.own : rows.others) = true;
   });
-  if (spec().moves == Moves::kScatter) return {.keeps_lanes = !has_others, .needs_result = has_own};
-  return {.adds_zeros = !has_own, .needs_result = has_others};
+  return rows;
+}
+
+// Where rows of this host and of others meet in a chunk, it does as in any sum. So it does where the data is sent
+// before the exponents are known. Most segments lie in one row, so they are looked at once and not by the chunk.
+ChunkRole ElementPass::RoleIn(const Segment& segment, uint32_t chunk) const {
+  if (rows_in_.empty() || segment.guesses()) return {};
+  const auto index = static_cast<size_t>(&segment - &plan().segment(0));
+  assert(index < rows_in_.size());
+  const Rows in_segment = rows_in_[index];
+  const Rows rows = in_segment.own && in_segment.others ? RowsIn(plan().DataRange(segment, chunk)) : in_segment;
+  if (spec().moves == Moves::kScatter) return {.keeps_lanes = !rows.others, .needs_result = rows.own};
+  return {.adds_zeros = !rows.own, .needs_result = rows.others};
 }
 
 std::vector<int32_t> ElementPass::Exponents(const Segment& segment) const {
@@ -116,10 +123,27 @@ uint8_t ElementPass::Encode(const Segment& segment, uint32_t chunk, std::span<co
 }
 
 uint8_t ElementPass::EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const {
+  if (buffers()->are_inputs_rows()) {
+    EncodeRows(run, lanes);
+    return 0;
+  }
   const std::span<const void* const> inputs = buffers()->InputsAt(run);
   if (spec().op != Op::kMax) return EncodeLanes(plan().format(), inputs, run.count, exponent, lanes, RoundingOf(run));
   plan().maxima_apart() ? EncodeApart(inputs, run.count, lanes) : EncodeMaxima(inputs, run.count, lanes);
   return 0;
+}
+
+// An element has a lane, and others' rows are zeros.
+void ElementPass::EncodeRows(const ElementRun& run, uint8_t* lanes) const {
+  buffers()->ForEachPart(run, [&](const ElementRun& part) {
+    uint8_t* const at = lanes + 4 * (part.first - run.first);
+    const std::span<const void* const> inputs = buffers()->InputsAt(part);
+    if (inputs.empty()) {
+      std::fill_n(at, 4 * size_t{part.count}, uint8_t{0});
+    } else {
+      EncodeLanes(plan().format(), inputs, part.count, /*exponent=*/0, at);
+    }
+  });
 }
 
 void ElementPass::EncodeApart(std::span<const void* const> inputs, uint32_t count, uint8_t* lanes) const {
@@ -168,17 +192,19 @@ void ElementPass::Decode(const Segment& segment, uint32_t chunk, std::span<const
   if (flags != 0) Flag(range);
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     const int32_t exponent = exponents.empty() ? 0 : exponents[run.block - segment.first_block];
-    const bool marked = flags != 0 && exponent != kMovedBits;
-    if (flags != 0 && !marked) NoteMoved(run.block);
+    // Where outputs are rows, this host's inputs stay, and have the classes as long as they are needed.
+    const bool marked = flags != 0 && exponent != kMovedBits && !buffers()->are_outputs_rows();
+    if (flags != 0 && exponent == kMovedBits) NoteMoved(run.block);
     // The result may overwrite the input, so this host's classes and residuals are made before.
     Classes classes;
     if (marked) ClassifyElements(spec().dtype, buffers()->InputsAt(run), run.count, classes.data());
     if (!buffers()->sum().residuals.empty()) KeepResiduals(run, exponent);
     const uint8_t* at = lanes + 4 * size_t{plan().LanesOf(run.offset)};
-    const std::span<void* const> outputs = buffers()->OutputsAt(run);
-    if (plan().maxima_apart()) return DecodeApart(at, run.count, outputs);
-    DecodeLanes(plan().format(), at, run.count, exponent, outputs);
-    if (marked) MarkClasses(spec().dtype, {classes.data(), run.count}, outputs[0]);
+    buffers()->WriteAt(run, [&](std::span<void* const> outputs) {
+      if (plan().maxima_apart()) return DecodeApart(at, run.count, outputs);
+      DecodeLanes(plan().format(), at, run.count, exponent, outputs);
+      if (marked) MarkClasses(spec().dtype, {classes.data(), run.count}, outputs[0]);
+    });
   });
 }
 
@@ -190,9 +216,9 @@ void ElementPass::DecodePreciseChunk(const ChunkRange& range, const Segment& seg
   std::array<uint8_t, 4 * wire::kMaxLanes> results;  // an element is no longer than its lanes
   ElementRun of_leaf{};
   const auto hand_out = [&] {
-    for (void* output : buffers()->OutputsAt(of_leaf)) {
-      std::memcpy(output, &results[of_leaf.offset * size], of_leaf.count * size);
-    }
+    buffers()->WriteAt(of_leaf, [&](std::span<void* const> outputs) {
+      for (void* output : outputs) std::memcpy(output, &results[of_leaf.offset * size], of_leaf.count * size);
+    });
   };
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     if (run.offset == 0) {
@@ -228,8 +254,14 @@ std::optional<NonFinite> ElementPass::FirstNonFinite(const Segment& segment, uin
   const ChunkRange range = plan().DataRange(segment, chunk);
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     if (found || (of_results && exponents[run.block - segment.first_block] != kMovedBits)) return;
-    Classes classes;
-    if (of_results) {
+    Classes classes{};
+    if (of_results && buffers()->are_outputs_rows()) {
+      buffers()->ForEachPart(run, [&](const ElementRun& part) {
+        for (const void* const result : buffers()->OutputsAt(part)) {
+          ClassifyElements(dtype, {&result, 1}, part.count, &classes[part.first - run.first]);
+        }
+      });
+    } else if (of_results) {
       const void* const result = buffers()->OutputsAt(run)[0];
       ClassifyElements(dtype, {&result, 1}, run.count, classes.data());
     } else {
@@ -269,52 +301,6 @@ uint64_t ElementPass::elements_before_flagged() const {
 
 std::unique_ptr<SumPass> ElementPass::NextPass(const PlanLimits& limits) const {
   return flagged_.empty() ? nullptr : std::make_unique<ClassPass>(*this, buffers(), flagged_, moved_, limits);
-}
-
-// ---------------------------------------------------------------- classes
-
-ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumBuffers> buffers,
-                     const std::map<uint64_t, uint64_t>& flagged, std::vector<bool> moved, const PlanLimits& limits)
-    : ClassPass(first, std::make_shared<SumSpec>(SpecOfClasses(first.spec(), flagged)), std::move(buffers), flagged,
-                std::move(moved), limits) {}
-
-ClassPass::ClassPass(const SumPass& first, std::shared_ptr<const SumSpec> spec,
-                     std::shared_ptr<const SumBuffers> buffers, const std::map<uint64_t, uint64_t>& flagged,
-                     std::vector<bool> moved, const PlanLimits& limits)
-    : SumPass(first.key(), /*pass=*/1, spec, std::make_shared<SumPlan>(*spec, limits, /*world_size=*/1),
-              std::move(buffers), first.started_us()),
-      moved_(std::move(moved)) {
-  for (const auto& [cell, end] : flagged) stretches_.push_back(cell);
-}
-
-uint8_t ClassPass::Encode(const Segment& segment, uint32_t chunk, std::span<const int32_t>, uint8_t* lanes) const {
-  const ChunkRange range = plan().DataRange(segment, chunk);
-  std::fill_n(lanes, 4 * size_t{range.count}, uint8_t{0});  // for the cells that hold no element
-  ForEachFlaggedRun(range, [&](const ElementRun& run, uint32_t offset) {
-    Classes classes;
-    ReadClasses(buffers()->sum().spec->dtype, buffers()->OutputsAt(run)[0], run.count, classes.data());
-    for (uint32_t i = 0; i < run.count; ++i) wire::StoreLane(lanes, offset + i, classes[i]);
-  });
-  return 0;
-}
-
-void ClassPass::Decode(const Segment& segment, uint32_t chunk, std::span<const int32_t>, const uint8_t* lanes,
-                       uint8_t) {
-  ForEachFlaggedRun(plan().DataRange(segment, chunk), [&](const ElementRun& run, uint32_t offset) {
-    Classes classes;
-    for (uint32_t i = 0; i < run.count; ++i) classes[i] = wire::LoadLane(lanes, offset + i);
-    ApplyClasses(buffers()->sum().spec->dtype, {classes.data(), run.count}, buffers()->OutputsAt(run));
-  });
-}
-
-template <typename F>
-void ClassPass::ForEachFlaggedRun(const ChunkRange& range, F&& f) const {
-  plan().ForEachRun(range.first, range.count, [&](const ElementRun& mine) {
-    buffers()->plan()->ForEachRun(stretches_[mine.leaf] + mine.first, mine.count, [&](const ElementRun& run) {
-      const bool moved = run.block < moved_.size() && moved_[run.block];
-      if (!moved) f(run, mine.offset + run.offset);
-    });
-  });
 }
 
 }  // namespace passing

@@ -45,6 +45,11 @@ class ElementPass : public SumPass {
 
  private:
   ElementPass(std::shared_ptr<const SumBuffers> buffers, const Rank& rank, int64_t started_us);
+  // Are rows of this host, and of others, in these cells?
+  struct Rows {
+    bool own = false, others = false;
+  };
+  Rows RowsIn(const ChunkRange& range) const;
   // Names the random bits of a run.
   Rounding RoundingOf(const ElementRun& run) const {
     return {.to_nearest = !buffers()->sum().residuals.empty(),
@@ -63,6 +68,7 @@ class ElementPass : public SumPass {
   // The same for one run: as Encode does, and what it keeps back.
   uint8_t EncodeRun(const ElementRun& run, int32_t exponent, uint8_t* lanes) const;
   void KeepResiduals(const ElementRun& run, int32_t exponent) const;
+  void EncodeRows(const ElementRun& run, uint8_t* lanes) const;
 
   // The same of maxima whose ranks are apart, and back.
   void EncodeApart(std::span<const void* const> inputs, uint32_t count, uint8_t* lanes) const;
@@ -74,7 +80,8 @@ class ElementPass : public SumPass {
   // The first cell and the end of each stretch of flagged chunks. The classes of their elements are kept in the
   // elements themselves (MarkClasses): all of a sum may be flagged, and the memory beyond the caller's is bounded.
   std::map<uint64_t, uint64_t> flagged_;
-  std::vector<bool> moved_;  // by block: one that is moved has no marks of classes. Empty unless a chunk was flagged
+  std::vector<Rows> rows_in_;  // by segment; empty where all is given and needed
+  std::vector<bool> moved_;    // by block: one that is moved has no marks of classes. Empty unless a chunk was flagged
 };
 
 // The second pass: class counters (element_classes.h) of the elements in all flagged chunks. All ranks see the same

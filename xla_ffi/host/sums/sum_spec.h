@@ -45,6 +45,7 @@ inline constexpr uint32_t kAnyWorldSize = 0;
   FIELD(bool, conditional, false)                                                        \
   FIELD(Moves, moves, Moves::kAll)                                                       \
   FIELD(uint32_t, rows_inside, 0)                                                        \
+  FIELD(bool, rows_alone, false)                                                         \
   FIELD(uint32_t, root, 0)                                                               \
   FIELD(std::string, devices, {})
 

@@ -21,6 +21,7 @@ flat=0
 conditional=1
 moves=scatter
 rows_inside=6
+rows_alone=1
 root=7
 devices=0,1,2048,2049
 )";

@@ -1,6 +1,6 @@
 // Large arrays ask the system for huge pages.
-#ifndef XLA_FFI_MPI_HUGE_PAGES_H_
-#define XLA_FFI_MPI_HUGE_PAGES_H_
+#ifndef XLA_FFI_HOST_HUGE_PAGES_H_
+#define XLA_FFI_HOST_HUGE_PAGES_H_
 
 #include <sys/mman.h>
 
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <memory>
 
-namespace passing::mpi {
+namespace passing {
 
 // XLA's results lie in memory that the system has yet to give, page by page. Small pages take longer than their bytes
 // take to be copied: here 1,000 ns/KB, and huge ones 250.
@@ -29,6 +29,6 @@ std::unique_ptr<T[]> NewMemory(size_t count) {
   return memory;
 }
 
-}  // namespace passing::mpi
+}  // namespace passing
 
-#endif  // XLA_FFI_MPI_HUGE_PAGES_H_
+#endif  // XLA_FFI_HOST_HUGE_PAGES_H_
