@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_passing._compat import jaxprs, lowered_modules, named_axes
+from jax_passing._compat import jaxprs, named_axes
 from jax_passing.collective.axes import Extent, Span
 from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_text
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.passing_psum import check_not_vmapped, declared_here, linear_jvp
+from jax_passing.collective.runtime import platforms
 from jax_passing.collective.runtime.evaluation import evaluate as run_alone
 from jax_passing.errors import UsageError
 
@@ -80,7 +81,7 @@ def define(
 
     def lower(ctx: mlir.LoweringRuleContext, *leaves: Any, site: Site, **params: Any) -> Sequence[Any]:
         chosen = evaluate
-        if evaluate_on_cpu is not None and lowered_modules.platforms(ctx) == ("cpu",):
+        if evaluate_on_cpu is not None and platforms.by_ffi_on_cpu(ctx):
             chosen = evaluate_on_cpu
         # An empty array has nothing to send, and jaxlib 0.11.2 dies of some operations on one.
         avals_in: Sequence[Any] = ctx.avals_in

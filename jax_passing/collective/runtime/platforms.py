@@ -29,6 +29,11 @@ def by_host_calls(ctx: mlir.LoweringRuleContext) -> bool:
     return True
 
 
+def by_ffi_on_cpu(ctx: mlir.LoweringRuleContext) -> bool:
+    """Returns whether the program that is being lowered is for CPUs alone, and reaches this process by our handlers."""
+    return lowered_modules.platforms(ctx) == ("cpu",) and "cpu" not in BY_HOST_CALLS
+
+
 def _only(platforms: tuple[str, ...]) -> str:
     """Returns the only one of them."""
     if len(platforms) > 1:
