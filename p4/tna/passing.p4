@@ -151,7 +151,7 @@ control IngressDeparser(packet_out packet, inout headers_t hdr, in metadata_t me
 struct egress_metadata_t {
     copy_h copy;
     needs_h needs;
-    bit<1> needless;  // its worker needs no lanes of the result
+    bit<1> needless;  // its worker needs no lanes of the result, and gets none
 }
 
 parser EgressParser(packet_in packet, out headers_t hdr, out egress_metadata_t meta,
@@ -201,20 +201,29 @@ parser EgressParser(packet_in packet, out headers_t hdr, out egress_metadata_t m
     }
 
     state needless {
-        meta.needless = 1;
         packet.extract(hdr.ethernet);
         packet.extract(hdr.ipv4);
         packet.extract(hdr.udp);
         packet.extract(hdr.passing);
         transition select(hdr.passing.flags) {
-            BARE &&& BARE: accept;
+            BARE &&& BARE: without_lanes;
             default: leave_out;
         }
     }
 
-    // Lanes that a parser has gone over leave only if the deparser emits them.
+    // Lanes that a parser has gone over leave only if the deparser emits them. That of Tofino 1's egress ends after 160
+    // bytes, among the lanes: so they stay.
     state leave_out {
+#if ONE_WORD
+        transition accept;
+#else
         packet.advance(32 * LANES);
+        transition without_lanes;
+#endif
+    }
+
+    state without_lanes {
+        meta.needless = 1;
         transition accept;
     }
 }

@@ -13,17 +13,16 @@ from support.p4 import tna_model
 pytestmark = pytest.mark.skipif(shutil.which("cpp") is None, reason="no cpp, the C preprocessor")
 
 
-@pytest.fixture(params=[1, 2], ids=["tofino", "tofino2"])
-def device(request):
-    return tna_model.TofinoDevice(request.param)
+CASES = [
+    pytest.param(target, case, id=f"{name}-{case.section}: {case.description}")
+    for target, name in ((1, "tofino"), (2, "tofino2"))
+    for case in run.cases(tna_model.limits_of(target), seed=0, exchanges=10)
+]
 
 
-CASES = run.cases(tna_model.TofinoDevice.limits, seed=0, exchanges=10)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.section}: {case.description}")
-def test_case(device, case):
-    outcome = run.outcome(device, case)
+@pytest.mark.parametrize(("target", "case"), CASES)
+def test_case(target, case):
+    outcome = run.outcome(tna_model.TofinoDevice(target), case)
     if outcome.not_applicable:
         pytest.skip(outcome.not_applicable)
     assert not outcome.failure

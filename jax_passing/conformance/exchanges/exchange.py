@@ -79,6 +79,8 @@ class Exchange:
             return "results don't go to a group here"
         if not limits.bare and self._leaves_out():
             return "packets without lanes are malformed here"
+        if not limits.bare_copies and self._leaves_out_of_copies():
+            return "copies of a result keep its lanes here"
         if not limits.whole_chunks and self._lanes() > limits.lanes_per_chunk:
             return f"packets have at most {limits.lanes_per_chunk} lanes here"
         if limits.reach is not None and self._leap() > limits.reach:
@@ -99,6 +101,11 @@ class Exchange:
         """Says whether packets without lanes, or contributions that need none of the result, are well-formed in it."""
         packets = [step.packet for step in self.steps if step.verdict != "malformed"]
         return any(packet[3] & (BARE | NO_RESULT) for packet in packets)
+
+    def _leaves_out_of_copies(self) -> bool:
+        """Says whether a result that has lanes goes without them to some workers."""
+        either = [answered_by_model(self, Limits(bare_copies=bare_copies)) for bare_copies in (False, True)]
+        return self.chunks != "exact" and either[0] != either[1]
 
     def _lanes(self) -> int:
         """Returns the lanes of the longest packet."""

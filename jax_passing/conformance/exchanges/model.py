@@ -35,6 +35,7 @@ class Limits:
       trees: whether its jobs have a parent, to which it passes their sums; None: as you like.
       multicast: whether it can send results to a group.
       bare: whether it knows packets without lanes; else they are malformed to it.
+      bare_copies: whether a result that has lanes goes without them to the workers that need none.
       reach: how far ahead of the furthest complete sequence of its job a contribution may be; None: as you like.
       fresh_jobs: nothing is complete of a job when an exchange begins, so that the model knows what is too far; a live
         switch's jobs have played other exchanges.
@@ -46,6 +47,7 @@ class Limits:
     trees: bool | None = None
     multicast: bool = False
     bare: bool = True
+    bare_copies: bool = True
     reach: int | None = None
     fresh_jobs: bool = True
 
@@ -237,7 +239,7 @@ class Switch:
             return Answer("forwarded_again" if again else "forwarded", (job.parent.address,), _upwards(job, combined))
         result = _result(job, held.from_parent or combined, packet.slot)
         if not again:
-            return _to_all("complete", job, held, result)
+            return self._to_all("complete", job, held, result)
         is_needed = packet.worker in held.needing
         answer = result if is_needed else result.without_lanes(NO_RESULT)
         return Answer("resend", (job.workers[packet.worker],), answer.encode())
@@ -261,7 +263,21 @@ class Switch:
         if packet.flags & NO_RESULT and held.needing:  # it leaves out lanes that were asked for
             return Answer("stale")
         held.from_parent = packet
-        return _to_all("answered", job, held, _result(job, packet, slot))
+        return self._to_all("answered", job, held, _result(job, packet, slot))
+
+    def _to_all(self, verdict: str, job: Job, held: SlotVersion, result: Packet) -> Answer:
+        """Sends the result to those that need it, and to the others that it is here. A group gets it whole as soon as
+        two workers need it; else it hears that it is here."""
+        if not (self._limits.bare_copies or result.flags & BARE):
+            return Answer(verdict, job.everybody, result.encode())
+        bare = result.without_lanes(NO_RESULT).encode()
+        needing = [address for worker, address in enumerate(job.workers) if worker in held.needing]
+        others = [address for worker, address in enumerate(job.workers) if worker not in held.needing]
+        if not needing:
+            return Answer(verdict, job.everybody, bare)
+        if not others or (job.group is not None and len(needing) > 1):
+            return Answer(verdict, job.everybody, result.encode())
+        return Answer(verdict, tuple(needing), result.encode(), job.everybody if job.group else tuple(others), bare)
 
 
 def _content(packet: Packet) -> tuple[int, int, int]:
@@ -272,19 +288,6 @@ def _content(packet: Packet) -> tuple[int, int, int]:
 def _result(job: Job, combined: Packet, slot: int) -> Packet:
     flags = combined.flags & ~NO_RESULT
     return replace(combined, type=RESULT, flags=flags, job=job.number, epoch=job.epoch, worker=EVERY_WORKER, slot=slot)
-
-
-def _to_all(verdict: str, job: Job, held: SlotVersion, result: Packet) -> Answer:
-    """Sends the result to those that need it, and to the others that it is here. A group gets it whole as soon as two
-    workers need it; else it hears that it is here."""
-    bare = result.without_lanes(NO_RESULT).encode()
-    needing = [address for worker, address in enumerate(job.workers) if worker in held.needing]
-    others = [address for worker, address in enumerate(job.workers) if worker not in held.needing]
-    if not needing:
-        return Answer(verdict, job.everybody, bare)
-    if not others or (job.group is not None and len(needing) > 1):
-        return Answer(verdict, job.everybody, result.encode())
-    return Answer(verdict, tuple(needing), result.encode(), job.everybody if job.group else tuple(others), bare)
 
 
 def _upwards(job: Job, combined: Packet) -> bytes:

@@ -170,12 +170,16 @@ class Tofino:
         return self._addresses[int.from_bytes(receiver), to_port], frame[42:]
 
 
+def limits_of(target: int) -> Limits:
+    worker_limit = tofino_admission.WORKER_LIMIT
+    return Limits(lanes_per_chunk=LANES, whole_chunks=True, worker_limit=worker_limit, bare_copies=target != 1)
+
+
 class TofinoDevice:
     """Plays exchanges, each on a switch that was just started."""
 
-    limits = Limits(lanes_per_chunk=LANES, whole_chunks=True, worker_limit=tofino_admission.WORKER_LIMIT)
-
     def __init__(self, target: int):
+        self.limits = limits_of(target)
         self.name = f"p4/tna for Tofino {target}, interpreted"
         self._target = target
 
