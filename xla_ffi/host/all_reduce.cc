@@ -40,12 +40,12 @@ void AllReduce::Start(Sum sum, int64_t now_us) {
   ++stats_.sums_started;
   if (failure_) return sum.done(&*failure_);
   times_.OnStarted(now_us);
-  Issue(ElementPass::Of(std::move(sum), packets_.limits(), packets_.rank(), now_us));
+  auto pass = ElementPass::Of(std::move(sum), packets_.limits(), packets_.rank(), now_us);
+  pass->plan().segment_count() > 0 ? Issue(std::move(pass)) : Complete(std::move(pass), now_us);  // no segment is ours
 }
 
 void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
-  if (failure_) return;
-  if (log_.OnReady({.site = key.site, .execution = key.execution, .step = key.step}, elements)) dirty_ = true;
+  dirty_ |= !failure_ && log_.OnReady({.site = key.site, .execution = key.execution, .step = key.step}, elements);
 }
 
 AllReduceStats AllReduce::stats() const {

@@ -6,6 +6,7 @@
 #ifndef XLA_FFI_HOST_ALL_REDUCE_H_
 #define XLA_FFI_HOST_ALL_REDUCE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -51,6 +52,22 @@ struct AllReduceStats {
   int64_t rto_us = 0;
   int64_t busy_us = 0;         // in which at least one sum was under way
   uint32_t window_chunks = 0;  // how many chunks may be in flight now
+
+  // Adds what another transport of the same session counted.
+  AllReduceStats& operator+=(const AllReduceStats& other) {
+    using S = AllReduceStats;
+    for (const auto count : {&S::sums_started, &S::sums_completed, &S::tensor_bytes, &S::packets_sent, &S::bytes_sent,
+                             &S::packets_received, &S::bytes_received, &S::packets_resent, &S::packets_dropped,
+                             &S::packets_forged, &S::sums_wrong, &S::order_messages, &S::order_rollbacks,
+                             &S::flagged_chunks, &S::guesses_right, &S::guesses_wrong}) {
+      this->*count += other.*count;
+    }
+    round_trip_us = std::max(round_trip_us, other.round_trip_us);
+    rto_us = std::max(rto_us, other.rto_us);
+    busy_us = std::max(busy_us, other.busy_us);
+    window_chunks += other.window_chunks;
+    return *this;
+  }
 };
 
 // The oldest sum that isn't finished, for warnings and errors.

@@ -83,6 +83,17 @@ UdpSocket UdpSocket::AtSameAddress() const {
   return UdpSocket(std::move(impl));
 }
 
+UdpSocket UdpSocket::ToPort(uint16_t port) const {
+  UdpSocket other = AtSameAddress();
+  sockaddr_storage peer{};
+  socklen_t size = sizeof peer;
+  if (getpeername(fd(), reinterpret_cast<sockaddr*>(&peer), &size) != 0) ThrowErrno("getpeername");
+  (peer.ss_family == AF_INET ? reinterpret_cast<sockaddr_in&>(peer).sin_port
+                             : reinterpret_cast<sockaddr_in6&>(peer).sin6_port) = htons(port);
+  if (connect(other.fd(), reinterpret_cast<sockaddr*>(&peer), size) != 0) ThrowErrno("connect to another port");
+  return other;
+}
+
 UdpSocket UdpSocket::ConnectedTo(const std::string& host, uint16_t port) {
   const Address address = ResolveAddress(host, port);
   auto impl = std::make_unique<Impl>(OpenSocket(Family(address)));

@@ -21,6 +21,8 @@ class UdpSocket {
   // Another socket at the address and port of this bound one. The kernel gives each datagram that arrives to one of
   // them, and a datagram that leaves looks the same from all. A program of the same user may take part as well.
   UdpSocket AtSameAddress() const;
+  // A socket with the address and port of this connected one, connected to another port of its peer.
+  UdpSocket ToPort(uint16_t port) const;
   // A socket, only to receive from, that hears what the peer of this connected socket sends to an IPv4 multicast group,
   // on the interface that leads to the peer. Other processes of this machine may join the group, too.
   UdpSocket JoinGroup(const Address& group) const;

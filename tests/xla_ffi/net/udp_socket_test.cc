@@ -239,6 +239,27 @@ TEST(UdpSocket, send_doesWithoutSegmentationForAWhileWhenItIsRefused) {
   EXPECT_EQ(client.stats().datagrams_unsent, 0u);
 }
 
+// Several sockets of one port hear each its own peer, and each peer sees the same port.
+TEST(UdpSocket, toPort_hearsThatPortAlone) {
+  for (const char* host : {"127.0.0.1", "::1"}) {
+    std::vector<UdpSocket> servers;
+    for (int i = 0; i < 3; ++i) servers.push_back(UdpSocket::BoundTo(host, 0));
+    std::vector<UdpSocket> clients;
+    clients.push_back(UdpSocket::ConnectedTo(host, servers[0].port()));
+    for (int i = 1; i < 3; ++i) clients.push_back(clients[0].ToPort(servers[i].port()));
+    for (size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(clients[i].port(), clients[0].port());
+      const std::vector<uint16_t> sizes(10 + i, 100);
+      clients[i].Send(Pattern(sizes).data(), sizes);
+      const std::vector<Datagram> received = ReceiveAll(servers[i], sizes.size());
+      ExpectPattern(received, sizes);
+      EXPECT_EQ(received[0].source, ResolveAddress(host, clients[0].port()));
+      servers[i].Send(Pattern(sizes).data(), sizes, {&received[0].source, 1});
+      ExpectPattern(ReceiveAll(clients[i], sizes.size()), sizes);
+    }
+  }
+}
+
 TEST(UdpSocket, joinGroup_severalHearWhatTheirPeerSends) {
   if (!LoopbackCarriesMulticast()) GTEST_SKIP() << "no multicast on this machine's loopback interface";
   const std::vector<uint16_t> sizes = {1460, 1460, 1460, 24};

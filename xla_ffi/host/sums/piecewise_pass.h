@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <map>
+#include <set>
 #include <utility>
 
 #include "host/sums/sum_passes.h"
@@ -14,7 +14,9 @@ namespace passing {
 class PiecewisePass final : public ElementPass {
  public:
   PiecewisePass(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us)
-      : ElementPass(std::move(sum), limits, rank, started_us), ready_elements_(pieces().ready_elements) {}
+      : ElementPass(std::move(sum), limits, rank, started_us), ready_elements_(pieces().ready_elements) {
+    for (uint32_t i = 0; i < plan().segment_count(); ++i) not_done_.insert(plan().segment(i).first_cell);
+  }
 
   bool IsReady(const Segment& segment) const override { return EndOf(segment) <= ready_elements_; }
 
@@ -29,9 +31,7 @@ class PiecewisePass final : public ElementPass {
   }
 
   uint64_t ready_elements_;
-  // All cells before `first_not_done_` are done, and these stretches beyond it, each with its end.
-  uint64_t first_not_done_ = 0;
-  std::map<uint64_t, uint64_t> done_beyond_;
+  std::set<uint64_t> not_done_;    // the first cells of segments without results
   uint64_t elements_written_ = 0;  // as the caller was told
 };
 

@@ -39,6 +39,12 @@ struct Pieces {
   std::function<void(uint64_t elements)> written{};
 };
 
+// Where several transports share a sum, each has every `count`th of its segments (sum_plan.h), from number `index` on.
+struct Stripe {
+  uint32_t index = 0;
+  uint32_t count = 1;
+};
+
 struct Sum {
   SumKey key;
   std::shared_ptr<const SumSpec> spec;
@@ -60,6 +66,7 @@ struct Sum {
   std::vector<uint64_t> rows{};
   // Whoever starts the sum has little else to do: Start may take until it is done, if that is soon.
   bool caller_waits = false;
+  Stripe stripe{};
 
   // Whose buffers these are: not always all devices that the spec counts.
   size_t device_count() const { return inputs.size() / spec->leaf_elements.size(); }

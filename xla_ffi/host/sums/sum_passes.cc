@@ -22,6 +22,12 @@ namespace {
 
 using Classes = std::array<uint32_t, kMaxBlockElements>;  // a run is no longer than a block
 
+std::shared_ptr<const SumPlan> PlanOf(const Sum& sum, const PlanLimits& limits, uint32_t world_size) {
+  auto plan = std::make_shared<SumPlan>(*sum.spec, limits, world_size);
+  plan->Keep(sum.stripe);
+  return plan;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- elements
@@ -31,9 +37,8 @@ uint64_t RoundingKey(const Rank& rank, const SumKey& sum) {
 }
 
 ElementPass::ElementPass(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us)
-    : ElementPass(
-          std::make_shared<SumBuffers>(std::move(sum), std::make_shared<SumPlan>(*sum.spec, limits, rank.world_size)),
-          rank, started_us) {}
+    : ElementPass(std::make_shared<SumBuffers>(std::move(sum), PlanOf(sum, limits, rank.world_size)), rank,
+                  started_us) {}
 
 std::unique_ptr<ElementPass> ElementPass::Of(Sum sum, const PlanLimits& limits, const Rank& rank, int64_t started_us) {
   if (sum.pieces) return std::make_unique<PiecewisePass>(std::move(sum), limits, rank, started_us);

@@ -118,6 +118,13 @@ void SumPlan::TakeTurns(uint32_t parts) {
                    [&](const Segment& a, const Segment& b) { return turn(a) < turn(b); });
 }
 
+void SumPlan::Keep(const Stripe& stripe) {
+  if (stripe.count == 1) return;
+  std::vector<Segment> kept;
+  for (size_t i = stripe.index; i < segments_.size(); i += stripe.count) kept.push_back(segments_[i]);
+  segments_ = std::move(kept);
+}
+
 ElementRun SumPlan::Block(uint64_t block) const {
   const auto leaf = std::upper_bound(leaf_blocks_.begin(), leaf_blocks_.end(), block) - leaf_blocks_.begin() - 1;
   const uint64_t first = (block - leaf_blocks_[leaf]) * block_elements_[leaf];

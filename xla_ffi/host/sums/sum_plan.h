@@ -93,7 +93,10 @@ struct ChunkRange {
 class SumPlan {
  public:
   SumPlan(const SumSpec& spec, const PlanLimits& limits, uint32_t world_size);
+  // Leaves out the segments of other stripes. Cells and blocks keep their numbers, so that all bits stay as they are.
+  void Keep(const Stripe& stripe);
 
+  uint64_t cells() const { return leaf_starts_.back(); }
   uint32_t segment_count() const { return static_cast<uint32_t>(segments_.size()); }
   const Segment& segment(uint32_t index) const { return segments_[index]; }
 

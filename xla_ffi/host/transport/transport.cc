@@ -27,8 +27,9 @@ unsigned CoreCount() {
 }  // namespace
 
 Transport::Transport(std::vector<UdpSocket> sockets, const RankOptions& options,
-                     std::vector<std::optional<UdpSocket>> groups)
-    : sockets_(std::move(sockets), std::move(groups), options.job.lanes_per_chunk, wake_up_.fd()),
+                     std::vector<std::optional<UdpSocket>> groups, std::function<void(RankEvent)> on_event)
+    : on_event_(std::move(on_event)),
+      sockets_(std::move(sockets), std::move(groups), options.job.lanes_per_chunk, wake_up_.fd()),
       core_(options, sockets_.drivers(), sockets_.hears_group(),
             [this](RankEvent event) { OnEvent(std::move(event)); }),
       caller_wait_(CoreCount()) {
@@ -112,7 +113,7 @@ void Transport::Ready(const SumKey& key, uint64_t elements) {
 
 void Transport::Announce(const ProgramInfo& program) {
   std::lock_guard lock(mutex_);
-  if (!over()) events_.Push(program);
+  if (!over()) Push(program);
 }
 
 void Transport::DeliverOrderMessage(std::string message) {
@@ -131,7 +132,7 @@ void Transport::Fail(const Failure& failure) {
   std::lock_guard lock(mutex_);
   if (over()) return;
   failure_ = failure;
-  events_.Push(failure);
+  Push(failure);
   wake_up_.Wake();
 }
 
@@ -266,7 +267,7 @@ void Transport::ReceiveFrom(uint32_t shard, UdpSocket* socket, bool is_group) {
 
 void Transport::OnEvent(RankEvent event) {
   if (const auto* failure = std::get_if<Failure>(&event)) return Fail(*failure);  // End tells the core
-  events_.Push(std::move(event));
+  Push(std::move(event));
 }
 
 // Start refuses from the failure or the closing on, so nothing comes after starts_.

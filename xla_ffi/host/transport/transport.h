@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -23,10 +24,11 @@ namespace passing {
 class Transport : public Collective {
  public:
   // Takes the bound sockets, each connected to its shard's data port, and those that hear the job's multicast group,
-  // where a shard's results come that way (by shard; empty: nowhere). Throws std::invalid_argument if the job's
-  // numbers, which the switches told, are out of range.
+  // where a shard's results come that way (by shard; empty: nowhere). `on_event` takes the events in place of
+  // WaitEvent, at once and on any thread, while locks are held. Throws std::invalid_argument if the job's numbers, which
+  // the switches told, are out of range.
   Transport(std::vector<UdpSocket> sockets, const RankOptions& options,
-            std::vector<std::optional<UdpSocket>> groups = {});
+            std::vector<std::optional<UdpSocket>> groups = {}, std::function<void(RankEvent)> on_event = {});
   ~Transport() override;  // fails what is pending, joins the thread
 
   uint32_t world_size() const override { return core_.world_size(); }
@@ -61,6 +63,7 @@ class Transport : public Collective {
   // Callers left something that Work takes.
   bool has_left() const { return !starts_.empty() || !ready_.empty() || !order_messages_.empty(); }
   void NoteIdle();
+  void Push(RankEvent event) { on_event_ ? on_event_(std::move(event)) : events_.Push(std::move(event)); }
 
   struct ReadyElements {
     SumKey key;
@@ -78,6 +81,7 @@ class Transport : public Collective {
 
   WakeUp wake_up_;  // with mutex_
   EventQueue events_;
+  const std::function<void(RankEvent)> on_event_;
 
   // Taken before mutex_ by who needs both. The thread holds it whenever it is awake; a caller never waits for it, and
   // holds it while it serves.

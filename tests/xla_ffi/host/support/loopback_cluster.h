@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "../tests/xla_ffi/net/loopback_group.h"
-#include "host/transport/transport.h"
+#include "host/transport/striped_transport.h"
 #include "switch/udp_switch.h"
 
 namespace passing {
@@ -103,9 +103,9 @@ inline std::vector<UdpSocket> One(UdpSocket socket) {
 // Switches and their hosts, with a thread for each host that does what a session does with events.
 class LoopbackCluster {
  public:
-  // With `heard_by`, the switches send results to its first group; rank r joins heard_by[r].
+  // With `heard_by`, the switches send results to its first group; rank r joins heard_by[r]. `threads`: of each host.
   explicit LoopbackCluster(uint32_t world_size, double warn_s = 5, double deadline_s = 30, uint32_t shard_count = 1,
-                           const std::vector<Address>& heard_by = {}) {
+                           const std::vector<Address>& heard_by = {}, uint32_t threads = 1) {
     std::vector<std::vector<UdpSocket>> sockets(world_size);
     std::vector<std::vector<std::optional<UdpSocket>>> groups(world_size);
     RankOptions options{
@@ -126,7 +126,8 @@ class LoopbackCluster {
     for (uint32_t rank = 0; rank < world_size; ++rank) {
       options.job.rank = static_cast<uint16_t>(rank);
       for (Shard& shard : options.job.shards) shard.worker = options.job.rank;
-      hosts_.push_back(std::make_unique<Transport>(std::move(sockets[rank]), options, std::move(groups[rank])));
+      hosts_.push_back(std::make_unique<StripedTransport>(std::move(sockets[rank]), options, std::move(groups[rank]),
+                                                          std::vector<StripedTransport::Keys>(threads)));
     }
     stalls_.resize(world_size);
     failures_.resize(world_size);
@@ -139,7 +140,7 @@ class LoopbackCluster {
     for (std::thread& session : sessions_) session.join();
   }
 
-  Transport& host(size_t rank) { return *hosts_[rank]; }
+  StripedTransport& host(size_t rank) { return *hosts_[rank]; }
   UdpSwitch& udp_switch(size_t shard = 0) { return *switches_[shard]; }
   int groups_lost() const { return groups_lost_; }
   std::vector<Stalled> stalls(size_t rank) {
@@ -172,7 +173,7 @@ class LoopbackCluster {
   }
 
   std::vector<std::unique_ptr<UdpSwitch>> switches_;
-  std::vector<std::unique_ptr<Transport>> hosts_;
+  std::vector<std::unique_ptr<StripedTransport>> hosts_;
   std::mutex mutex_;
   std::vector<std::vector<Stalled>> stalls_;
   std::vector<std::vector<Failure>> failures_;

@@ -125,7 +125,7 @@ TEST(TransportCaller, otherSumsEndTheWait) {
   }
 }
 
-void EndWhileACallerWaits(void (*end)(Transport&), const std::string& kind) {
+void EndWhileACallerWaits(void (*end)(StripedTransport&), const std::string& kind) {
   for (int round = 0; round < 20; ++round) {
     LoopbackCluster cluster(2);
     SumInTurn(cluster, 0, 4);
@@ -142,11 +142,11 @@ void EndWhileACallerWaits(void (*end)(Transport&), const std::string& kind) {
 }
 
 TEST(TransportCaller, fail_whileACallerWaits) {
-  EndWhileACallerWaits([](Transport& host) { host.Fail({"HostLostError", "rank 1 is gone"}); }, "HostLostError");
+  EndWhileACallerWaits([](StripedTransport& host) { host.Fail({"HostLostError", "rank 1 is gone"}); }, "HostLostError");
 }
 
 TEST(TransportCaller, close_whileACallerWaits) {
-  EndWhileACallerWaits([](Transport& host) { host.Close(); }, "ClosedError");
+  EndWhileACallerWaits([](StripedTransport& host) { host.Close(); }, "ClosedError");
 }
 
 TEST(TransportCaller, stats_whileCallersSum) {

@@ -60,7 +60,7 @@ TEST(Transport, ready_wakesTheTransport) {
     std::atomic<uint64_t> written = 0;
     std::atomic<bool> done = false;
     const SumKey key{.site = 7};
-    Transport& host = cluster.host(rank);
+    StripedTransport& host = cluster.host(rank);
     host.Start({.key = key,
                 .spec = std::make_shared<SumSpec>(
                     SumSpec{.site_name = "site 7", .dtype = DType::kFloat32, .leaf_elements = {kCount}}),
