@@ -13,6 +13,9 @@ class UdpSocket:
     def __init__(self, switch_host: str, switch_port: int) -> None: ...  # raises OSError
     @property
     def port(self) -> int: ...
+    def to_port(self, port: int) -> UdpSocket:
+        """Makes another one, from this one's own port to another port of the switch. Raises OSError."""
+
     def join_group(self, address: str, port: int, *, job: int, epoch: int, nonce: int) -> None:
         """Hears, beside its own packets, what the switch sends to an IPv4 multicast group. Raises OSError."""
 
@@ -119,15 +122,17 @@ class Transport:
         lanes_per_chunk: int,
         warn_s: float,
         deadline_s: float,
-        check_key: bytes | None = None,
-        mask_key: bytes | None = None,
+        check_keys: Sequence[bytes] = (),
+        mask_keys: Sequence[bytes] = (),
         seed: int = 0,
         check_nans: bool = False,
         ranks_at_port: int = 1,
+        threads: int = 1,
     ) -> None:
-        """`check_key`: of CHECK_KEY_BYTES in protocol/keys.py, if sums are checked. `mask_key`: of MASK_KEY_BYTES, if
-        sums are confidential. `seed`: of random rounding. `check_nans`: a NonFinite is told. `ranks_at_port`: how many
-        ranks reach a switch through one port, its own. Raises ValueError."""
+        """`threads`: their number divides that of the shards. `check_keys`: one a thread, of CHECK_KEY_BYTES in
+        protocol/keys.py, if sums are checked. `mask_keys`: one a thread, of MASK_KEY_BYTES, if sums are confidential.
+        `seed`: of random rounding. `check_nans`: a NonFinite is told. `ranks_at_port`: how many ranks reach a switch
+        through one port, its own. Raises ValueError."""
 
     def deliver_order_message(self, message: bytes) -> None: ...
     def note_stall(self, note: str) -> None: ...

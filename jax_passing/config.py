@@ -14,6 +14,7 @@ from msgspec import Meta
 from jax_passing import job_names, launchers
 from jax_passing.errors import ConfigError
 from jax_passing.settings_parser import Given, Sources, convert, gather, integer, one_of, parsed
+from jax_passing.threads import Threads
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -23,10 +24,10 @@ FOR_JAX = PREFIX + "FOR_JAX"  # isn't a setting of a session: it has JAX's own c
 SWITCH_PREFIX = "JAX_PASSING_SWITCH_"  # begins a switch's variables: hosts on the switch's machine ignore these
 # All of a switch's variables: any other name with this prefix is a mistyped variable of a host.
 _OF_SWITCHES = """config connections_per_address data_plane device key_file lanes_per_chunk lease_s link_gbit listen
-metrics multicast page parent slot_total slots_per_address slots_per_job"""
+metrics multicast page parent slot_total slots_per_address slots_per_job threads"""
 SWITCH_SETTINGS = tuple(_OF_SWITCHES.split())
 RANKS_MAX = 1024  # in a job, over all switches of a tree
-SHARDS_MAX = 64  # in a job, with one switch each
+SHARDS_MAX = 64  # in a job: the planes of all its switches
 STRATEGIES = ("passing", "flat", "native", "auto")
 WIRES = ("full", "int16", "int8", "int4")  # how floats travel: docs/internals/fixed_point.md
 RANKS_MAX_OF_WIRE = {"full": RANKS_MAX, "int16": RANKS_MAX, "int8": 127, "int4": 7}  # whose sum has room in the bits
@@ -52,8 +53,8 @@ def parse_address(text: str) -> tuple[str, int]:
     """Splits "host:port" or "[v6]:port". Raises ValueError."""
     host, colon, port = str(text).strip().rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    named = re.fullmatch(r"[\w.%:-]+", host) is not None  # a name, IPv4, or IPv6 with its interface
-    if not colon or not named or not _may_resolve(host) or not port.isdecimal() or int(port) > 65535:
+    named = re.fullmatch(r"[\w.%:-]+", host)  # a name, IPv4, or IPv6 with its interface
+    if not colon or named is None or not _may_resolve(host) or not port.isdecimal() or int(port) > 65535:
         raise ValueError("expected HOST:PORT, for example 10.0.0.1:7171")
     return host, int(port)
 
@@ -97,8 +98,7 @@ def unicast_address(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         raise ValueError(f"{host[:80]!r} isn't an IP address") from None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    plain = mapped or address
+    plain = (address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None) or address
     if plain.is_multicast or plain.is_unspecified or plain == ipaddress.IPv4Address("255.255.255.255"):
         raise ValueError(f"{host} isn't the IP address of one machine")
     return host
@@ -111,9 +111,8 @@ def address_text(host: str, port: int) -> str:
 
 def parse_switches(text: str) -> tuple[tuple[str, int], ...]:
     """Splits "host:port,host:port". Raises ValueError."""
-    items = str(text).split(",")
     addresses: list[tuple[str, int]] = []
-    for item in items:
+    for item in str(text).split(","):
         try:
             address = parse_peer(item)
         except ValueError as error:
@@ -203,6 +202,7 @@ class Settings:
     """Switches, each of which replaces all of `switch` if that is lost or has no slots left."""
     lease_s: LeaseSeconds | None = None
     """A host that is silent for so long is lost to its switch, and a silent switch to the host; None: `lease`."""
+    threads: Threads | None = None  # that carry sums, at most as many as each host wants; None: `default_threads`
     metrics: Local | None = None  # where this host tells its metrics by HTTP; None: nowhere
     record_folder: Annotated[Path, parsed(_file, "the name of a folder")] | None = None
     """Where flight records are written; None: to one in the system's folder for temporary files."""

@@ -177,6 +177,14 @@ def as_type(value: Any, hint: Any) -> Any:
     return msgspec.convert(float(value) if isinstance(value, numbers.Real) else value, hint)
 
 
+def power_of_two(value: Any) -> int:
+    """Reads such a number. Raises ValueError."""
+    number: int = as_type(value, int)
+    if number <= 0 or number & (number - 1):
+        raise ValueError
+    return number
+
+
 def _without_none(hint: Any) -> Any:
     """Returns X for `X | None`: settings that aren't given aren't converted, and the text "null" isn't None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):

@@ -76,6 +76,14 @@ def switch(
             metavar="HOST:PORT", help="In a tree, pass sums on to this switch, one level up.", show_default="none"
         ),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            help="Add up packets with so many threads, 1, 2, 4, 8 or 16, each at a UDP port of its own: that of "
+            "--listen, and those that follow.",
+            show_default="a quarter of the cores",
+        ),
+    ] = None,
     key_file: Annotated[
         Path | None,
         typer.Option(

@@ -52,6 +52,7 @@ def init(
     rejoin_wait_s: float | None = None,
     standby: str | None = None,
     lease_s: float | None = None,
+    threads: int | None = None,
     metrics: str | None = None,
     record_folder: str | Path | None = None,
     config: str | Path | None = None,
@@ -98,6 +99,8 @@ def init(
         several with commas, which are tried in their order. The same on all hosts.
       lease_s: how long a host may be silent before it is lost, and its switch likewise. Default: 1 in an elastic
         session, else 30 (docs/operate/switches.md).
+      threads: with how many threads this host sums, 1, 2, 4, 8 or 16; the hosts settle on the least, and on no more
+        than their switches have (docs/data_planes/overview.md#threads). Default: a quarter of the cores, at most 8.
       metrics: "host:port", or a port of this machine for itself, where this host tells its metrics by HTTP
         (docs/operate/watching.md).
       record_folder: where this host writes its flight record if the session fails (docs/operate/watching.md). Default:

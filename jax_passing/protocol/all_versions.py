@@ -6,9 +6,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from jax_passing.config import SHARDS_MAX, Seconds
-from jax_passing.protocol.message_fields import JobName, Name, Port, Rank, Reason, Text, Version
+from jax_passing.protocol.message_fields import JobName, Name, Port, Rank, Reason, Text, Threads, Version
 
-PROTOCOL_VERSION = 13
+PROTOCOL_VERSION = 14
 
 
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):
@@ -26,8 +26,9 @@ class ForeignVersionError(msgspec.DecodeError):
 class Hello(Message, frozen=True, forbid_unknown_fields=False):
     """A switch says first who it is, and where packets go. `secured`: a caller must have a key, and speak TLS from
     the first byte on. By TLS it is the switch's own word. `lease_s`: a host that joins or meets others here, and is
-    silent for so long, is lost, and so is the switch. `token`: names this connection in a Lifeline. Another version's
-    may say more."""
+    silent for so long, is lost, and so is the switch. `token`: names this connection in a Lifeline. `planes`: its
+    threads, each of which takes packets at a port of its own: `data_port` and those that follow. Another version's may
+    say more."""
 
     protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
@@ -36,6 +37,7 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
     secured: bool = False
     lease_s: Seconds = 30.0
     token: Text = ""
+    planes: Threads = 1
 
 
 class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):

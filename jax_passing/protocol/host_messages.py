@@ -18,6 +18,7 @@ from jax_passing.protocol.message_fields import (
     Lanes,
     Name,
     Nonce,
+    Plane,
     Port,
     Rank,
     RankSet,
@@ -25,6 +26,7 @@ from jax_passing.protocol.message_fields import (
     SlotCount,
     SumName,
     Text,
+    Threads,
 )
 from jax_passing.protocol.packet import WORKERS_MAX
 
@@ -34,7 +36,7 @@ class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     all hosts, by name; one that isn't there is empty. `lease_s`: how long it may be silent, and the switch as well,
     unless the switch's own lease is shorter. `started_as`: the rank that its launcher gave it, if its session is
     elastic: people know it by that. `host_name`: its machine's. `host_nonce`: drawn for this epoch, for the key of
-    confidential sums."""
+    confidential sums. `planes`: the least of those switches. `threads`: how many it wants to sum with."""
 
     link_gbit: Gbit | None = None
     alike: Facts = msgspec.field(default_factory=dict)
@@ -42,6 +44,8 @@ class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     started_as: Rank | None = None
     host_name: HostName = ""
     host_nonce: HostNonce = b""
+    planes: Threads = 1
+    threads: Threads = 1
 
 
 class GroupOffer(Message, frozen=True):
@@ -85,7 +89,8 @@ class Welcome(Message, frozen=True):
     alone. `nonce`: the root's, drawn for this epoch. `host_nonces`: those of all ranks, in their order, if each has
     one. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which
     the switch stands, None if it has a port for each host. `ranks_at_port`: how many ranks send to one port of the
-    network, that of the switch or of one above it; 1 if all of these have a port for each.
+    network, that of the switch or of one above it; 1 if all of these have a port for each. `planes`: of each switch,
+    the job is at so many, with the same numbers. `threads`: the least of what the hosts want.
     """
 
     job_id: Id
@@ -105,6 +110,8 @@ class Welcome(Message, frozen=True):
     link_gbit: Gbit | None = None
     switch_link_gbit: Gbit | None = None
     ranks_at_port: Annotated[int, Meta(ge=1, le=WORKERS_MAX)] = 1
+    planes: Threads = 1
+    threads: Threads = 1
 
     @property
     def packet_keys(self) -> tuple[bytes, bytes] | None:
@@ -127,11 +134,12 @@ class Relay(Message, frozen=True):
 
 class Query(Message, frozen=True):
     """A host asks: who is missing in this slot version? Without a slot: who has left? While it waits to join, or to
-    meet the others: for whom? `sum`: in which sum it waits, for people."""
+    meet the others: for whom? `sum`: in which sum it waits, for people. `plane`: where the slot is."""
 
     slot: Annotated[int, Meta(ge=0)] | None = None
     version: Annotated[int, Meta(ge=0, le=1)] = 0
     sum: SumName = ""
+    plane: Plane = 0
 
 
 class SlotState(Message, frozen=True):

@@ -112,6 +112,22 @@ def packet_key(secret: bytes) -> bytes:
     return hashlib.shake_256(b"passing packet key" + secret).digest(16 + 2 * 4 * KEY_WORDS)
 
 
+def of_plane(key: bytes, plane: int) -> bytes:
+    """Returns the key of packets' tags at one plane of a switch. The numbers of a job's packets are the same at all of
+    them, so a packet must not pass at another one."""
+    return key if plane == 0 else hashlib.shake_256(b"passing plane" + bytes([plane]) + key).digest(len(key))
+
+
+def pair_of_plane(pair: tuple[bytes, bytes] | None, plane: int) -> tuple[bytes, bytes] | None:
+    """Returns the keys of contributions and of results there; None if there are none."""
+    return None if pair is None else (of_plane(pair[0], plane), of_plane(pair[1], plane))
+
+
+def of_thread(key: bytes, thread: int) -> bytes:
+    """Returns the check or mask key of one of a host's threads: each counts positions from 0."""
+    return key if thread == 0 else _derived(key, b"passing thread", bytes([thread]))[: len(key)]
+
+
 def key_line(kind: str, key: bytes) -> str:
     """Returns the contents of a key file."""
     return f"{kind} {key.hex()}\n"

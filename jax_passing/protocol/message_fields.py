@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from jax_passing.config import RANKS_MAX, SHARDS_MAX
 from jax_passing.protocol.keys import KEY_BYTES, NONCE_BYTES
+from jax_passing.threads import THREADS_MAX
 
 LEVELS_MAX = 8
 FACTS_MAX = 16
@@ -21,6 +22,8 @@ Port = Annotated[int, Meta(ge=1, le=65535)]
 Rank = Annotated[int, Meta(ge=0, lt=RANKS_MAX)]
 RankSet = Annotated[tuple[Rank, ...], Meta(max_length=RANKS_MAX)]
 ShardSet = Annotated[tuple[Annotated[int, Meta(ge=0, lt=SHARDS_MAX)], ...], Meta(max_length=SHARDS_MAX)]
+Threads = Annotated[int, Meta(ge=1, le=THREADS_MAX)]  # a power of two
+Plane = Annotated[int, Meta(ge=0, lt=THREADS_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 # A job's 128, and our suffix. Names are told to other hosts: a control character could write into their terminals.

@@ -18,7 +18,7 @@ SUM, MAX = 1, 2
 LANES_MAX = 360  # so that a packet fits into an MTU of 1500
 KEY_WORDS = LANES_MAX // 2 + 1  # for one half of the lanes (xla_ffi/wire/packet_key.h)
 WORKERS_MAX = 64  # of one switch: bits of a slot's bitmap
-PORT, GROUP_PORT = 7171, 7172  # UDP, unless another one is chosen: a switch's, and that of all its multicast groups
+PORT, GROUP_PORT = 7171, 7170  # UDP, unless others are chosen: a switch's first, and that of all its multicast groups
 EVERY_WORKER = 0xFFFF  # stands for the worker in a result
 
 # magic, protocol, type, flags, job, epoch, worker, slot, sequence, version, lane format, element count

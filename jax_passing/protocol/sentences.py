@@ -43,7 +43,7 @@ def of_switch(switch: Document) -> list[Sentence]:
     used, total = switch["slots_used"], switch["slots"]
     about = [
         f"jax-passing {switch['version']}",
-        switch["data_plane"],
+        switch["data_plane"] + (f" with {threads} threads" if (threads := switch.get("planes", 1)) > 1 else ""),
         f"up {duration(switch['up_s'])}",
         "with a key" if switch["has_key"] else "no key",
         f"{used} of {total} slots used",

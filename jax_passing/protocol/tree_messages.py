@@ -15,11 +15,13 @@ from jax_passing.protocol.message_fields import (
     Name,
     Nonce,
     Path,
+    Plane,
     Rank,
     RankSet,
     SeatId,
     SlotCount,
     Text,
+    Threads,
 )
 
 
@@ -36,8 +38,8 @@ class RankJoin(Message, frozen=True):
 
     `shards`: over how many switches the job is spread there. `host`: its IP address. `wait_s`: how long it still
     waits for the others. `slot_count`, `lanes_per_chunk` (exactly this number with `whole_chunks`), `link_gbit`,
-    `switch_link_gbit`: the least on its way. `tagged`: all switches on it have keys, and can tag packets. `path`: the
-    instances of the switches on it. `started_as`, `host_name`, `host_nonce`: as the host said.
+    `switch_link_gbit`, `planes`: the least on its way. `tagged`: all switches on it have keys, and can tag packets.
+    `path`: the instances of the switches on it. `started_as`, `host_name`, `host_nonce`, `threads`: as the host said.
     """
 
     rank: Rank
@@ -58,6 +60,8 @@ class RankJoin(Message, frozen=True):
     started_as: Rank | None = None
     host_name: HostName = ""
     host_nonce: HostNonce = b""
+    planes: Threads = 1
+    threads: Threads = 1
 
 
 class RankGone(Message, frozen=True):
@@ -70,8 +74,8 @@ class Prepare(Message, frozen=True):
     """A parent says: all ranks are here. Reserve slots, find out whether yours hear multicast, then say Prepared.
 
     `ranks` are the receiver's, in the order of their numbers: it prepares once it has these and no other. `tagged`:
-    packets have tags, between all switches and hosts. Comes again, with another `attempt`, if a rank went away
-    meanwhile.
+    packets have tags, between all switches and hosts. `planes`, `threads`: as in Welcome. Comes again, with another
+    `attempt`, if a rank went away meanwhile.
     """
 
     attempt: Annotated[int, Meta(ge=1)]
@@ -80,6 +84,8 @@ class Prepare(Message, frozen=True):
     whole_chunks: bool
     ranks: RankSet
     tagged: bool = False
+    planes: Threads = 1
+    threads: Threads = 1
 
 
 class Prepared(Message, frozen=True):
@@ -91,7 +97,7 @@ class Prepared(Message, frozen=True):
 class Ask(Message, frozen=True):
     """A switch asks its parent or a rack's switch: on your side, who is missing in this chunk?
 
-    `slot`: counted from the job's first one.
+    `slot`: counted from the job's first one, at this plane.
     """
 
     id: Annotated[int, Meta(ge=0)]
@@ -99,6 +105,7 @@ class Ask(Message, frozen=True):
     version: Annotated[int, Meta(ge=0, le=1)]
     sequence: Nonce
     patience_s: Seconds
+    plane: Plane = 0
 
 
 class Answer(Message, frozen=True):

@@ -154,7 +154,7 @@ def test_what_isnt_compared_is_told(monkeypatch):
     with closing(ModelSwitch()) as switch:
         assert "not compared" not in told(switch)
     monkeypatch.setattr(ModelDataPlane, "stats", lambda self: {"added": self._counts["added"]})
-    monkeypatch.setattr(ModelDataPlane, "slot_version", lambda self, slot, version: None)
+    monkeypatch.setattr(ModelDataPlane, "slot_version", lambda self, slot, version, plane: None)
     with closing(ModelSwitch()) as switch:
         text = told(switch)
     assert "not compared in 1 cases: how often it came to complete; it doesn't count that" in text

@@ -13,7 +13,7 @@ from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT, Malf
 
 ROOT = Path(__file__).parents[2]
 DISSECTOR = ROOT / "xla_ffi/wire/passing.lua"
-SWITCH, GROUP = 7171, 7172  # ports
+SWITCH, GROUP = 7171, 7170  # ports
 IPS = {SWITCH: "10.0.0.2", GROUP: "239.192.0.1"}  # of others: that of hosts
 FIELDS = ["type", "flags", "job", "epoch", "worker", "slot", "sequence", "version", "lane_format"]
 LANES = ["-o", "passing.lanes:TRUE"]

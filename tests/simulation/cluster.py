@@ -187,7 +187,7 @@ class Cluster:
         packets = self.world.packets
         others = {
             "hosts with packets": packets.host_count,
-            "sockets": packets.socket_count - len(self.switches),
+            "sockets": packets.socket_count - sum(one.threads for one in self.plan.switches),
             "that hear of packets": len(self.world.on_event),
         }
         return left + [f"{count} {what}" for what, count in others.items() if count]

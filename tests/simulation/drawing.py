@@ -83,7 +83,12 @@ def _switches(random: Random) -> list[Switch]:
                 has_one_port=number % 2 == 0,
             )
         )
-    return switches
+    return [replace(one, threads=_threads(one)) for one in switches]
+
+
+def _threads(switch: Switch) -> int:
+    """Programs for devices, which take whole chunks, have one. Of others, mostly all of a tree have as many."""
+    return 1 if switch.whole_chunks else {8: 2, 16: 4}.get(switch.slots_per_job, 1)
 
 
 def draw_job(random: Random, name: str) -> Job:

@@ -32,16 +32,18 @@ STALL_FIELDS = [
 class HostSocket:
     """A simulated socket stands in for loop.PacketSocket."""
 
-    def __init__(self, process, address):
-        self._socket, self._on_event = SimulatedSocket(process, address), process.world.on_event
-        self.number, self.port = self._socket.number, self._socket.port
+    def __init__(self, process, address, planes):
+        self._socket, self._on_event = SimulatedSocket(process, address, planes), process.world.on_event
+        self.planes, self.port = self._socket.planes, self._socket.port
 
     def join_group(self, offer, on_heard):
-        self._on_event[self.number] = lambda kind, *_: kind == "heard" and on_heard()
+        for number in self.planes:
+            self._on_event[number] = lambda kind, *_: kind == "heard" and self._socket.hears_group() and on_heard()
         self._socket.join_group(offer.address, offer.port, job=offer.job_id, epoch=offer.epoch, nonce=offer.nonce)
 
     def stop_listening(self):
-        self._on_event.pop(self.number, None)
+        for number in self.planes:
+            self._on_event.pop(number, None)
 
     def leave_group(self):
         self.stop_listening()
@@ -55,11 +57,13 @@ class HostSocket:
 class Transport:
     """A simulated transport stands in for loop.Transport."""
 
-    def __init__(self, process, links, events, **settings):
+    def __init__(self, process, links, events, *, planes, **settings):
         self._process, self._packets, self._events = process, process.world.packets, events
         for link in links:
             link.socket.stop_listening()
-        self._host = self._packets.add_host(shards=[_shard_of(link) for link in links], **settings)
+        self._host = self._packets.add_host(
+            shards=[_shard_of(link, plane) for link in links for plane in range(planes)], **settings
+        )
         process.world.on_event[self._host] = self._on_event
         self._sums_started = 0
 
@@ -101,11 +105,12 @@ class Transport:
                 self._events.stalled(SimpleNamespace(**dict(zip(STALL_FIELDS, fields, strict=True))), stalled_s)
 
 
-def _shard_of(link):
+def _shard_of(link, plane):
     welcome = link.welcome
     whole_lanes = welcome.lanes_per_chunk if welcome.whole_chunks else 0
     slots = welcome.job_id, welcome.epoch, welcome.slot_first, welcome.worker
-    return link.socket.number, *slots, whole_lanes, welcome.packet_keys, welcome.bare
+    packet_keys = keys.pair_of_plane(welcome.packet_keys, plane)
+    return link.socket.planes[plane], *slots, whole_lanes, packet_keys, welcome.bare
 
 
 class Unaware:
@@ -144,6 +149,7 @@ class Session:
             join_deadline_s=JOIN_DEADLINE_S,
             deadline_s=DEADLINE_S,
             warn_s=WARN_S,
+            threads=1,
             check_sums=True if job.checks_sums else None,
         )
         hosts_key = b"\1" * keys.KEY_BYTES if job.is_confidential else None
@@ -253,11 +259,13 @@ class HostProcess(Process):
     def random_bits(self, count):
         return self.world.random.getrandbits(count)
 
-    def open_socket(self, host, port):
-        return HostSocket(self, (host, port))
+    def open_socket(self, host, port, planes):
+        return HostSocket(self, (host, port), planes)
 
-    def start_transport(self, links, events, *, job, **settings):
-        return self.session.begin_sums(links, events, **settings)
+    def start_transport(self, links, events, *, job, threads, check_keys, mask_keys, **settings):
+        assert threads == 1
+        check_key, mask_key = (several[0] if several else None for several in (check_keys, mask_keys))
+        return self.session.begin_sums(links, events, check_key=check_key, mask_key=mask_key, **settings)
 
     def end(self, *, is_noticed=True):
         super().end(is_noticed=is_noticed)

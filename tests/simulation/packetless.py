@@ -34,7 +34,7 @@ class PacketlessDataPlane(RecordingDataPlane):
         self._world = world
 
     def group(self, job, own_address):
-        self.offered = MulticastGroup("239.192.0.1", 7172, own_address) if self._world.happens(0.5) else None
+        self.offered = MulticastGroup("239.192.0.1", 7170, own_address) if self._world.happens(0.5) else None
         return self.offered
 
     def probe(self, group, job, epoch, nonce): ...

@@ -44,6 +44,7 @@ class Switch(Struct):
     has_one_port: bool = False
     key: int = 0  # which one; 0: none
     tags: bool = False  # it can, as soon as it has a key
+    threads: int = 1
 
 
 class Site(Struct):

@@ -1,12 +1,14 @@
 """Switches: the shipped control plane in front of the shipped SwitchCore, in a simulated world."""
 
+from collections import Counter
 from collections.abc import Callable
 from ipaddress import IPv4Address
 from weakref import WeakValueDictionary, finalize
 
-from jax_passing.protocol.keys import KEY_BYTES
+from jax_passing.protocol.keys import KEY_BYTES, pair_of_plane
 from jax_passing.protocol.packet import WORKERS_MAX
 from jax_passing.switch.data_planes.data_plane import DataPlane, DataPlaneError, SlotVersion, group_of
+from jax_passing.switch.data_planes.software import keys_of_plane
 from jax_passing.switch.server.control_plane import ControlPlane
 from jax_passing.switch.server.settings import SwitchSettings
 from simulation.plan import Plan, Switch
@@ -31,29 +33,37 @@ def switch_key(number: int) -> bytes | None:
 
 
 class SimulatedSocket:
-    """A UDP socket that is connected to a switch's data port, as _native.UdpSocket."""
+    """UDP sockets of one port that are connected to the planes of a switch, as PlaneSockets.
 
-    def __init__(self, process: Process, address: tuple[str, int]):
+    Attributes:
+      planes: their numbers.
+    """
+
+    def __init__(self, process: Process, address: tuple[str, int], planes: int):
         self._machine = process.machine
         self._packets = process.world.packets
         self.port = self._machine.take_port()
-        self.number = self._packets.open((self._machine.number, self.port), endpoint(address))
-        self.close = finalize(self, self._close, self._machine, self._packets, self.number, self.port)
+        own, (host, port) = (self._machine.number, self.port), address
+        self.planes = [self._packets.open(own, endpoint((host, port + plane))) for plane in range(planes)]
+        self.close = finalize(self, self._close, self._machine, self._packets, self.planes, self.port)
         self.close.atexit = False
 
     @staticmethod
-    def _close(machine, packets, number, port):
-        packets.close(number)
+    def _close(machine, packets, planes, port):
+        for number in planes:
+            packets.close(number)
         machine.free_port(port)
 
     def join_group(self, address, port, *, job, epoch, nonce):
-        self._packets.join_group(self.number, endpoint((address, port)), job=job, epoch=epoch, nonce=nonce)
+        for number in self.planes:
+            self._packets.join_group(number, endpoint((address, port)), job=job, epoch=epoch, nonce=nonce)
 
     def hears_group(self):
-        return self._packets.hears_group(self.number)
+        return all(self._packets.hears_group(number) for number in self.planes)
 
     def leave_group(self):
-        self._packets.leave_group(self.number)
+        for number in self.planes:
+            self._packets.leave_group(number)
 
 
 class SimulatedDataPlane:
@@ -74,16 +84,22 @@ class SimulatedDataPlane:
         self._multicast, self._has_one_port = plan.multicast, plan.has_one_port
         self._refuses, self._first_position = of_all.refuses, of_all.first_position
         self.can_tag = plan.tags
-        self.slot_total, self.lanes_per_chunk = plan.slot_total, plan.lanes_per_chunk
+        self.planes = plan.threads
+        self.slot_total, self.lanes_per_chunk = plan.slot_total // plan.threads, plan.lanes_per_chunk
         self.whole_chunks, self.takes_bare = plan.whole_chunks, plan.takes_bare
-        self.number = self._packets.add_switch(
-            (process.machine.number, PORT),
-            slot_count=plan.slot_total,
-            whole_lanes=plan.lanes_per_chunk if plan.whole_chunks else 0,
-        )
+        self._numbers = [
+            self._packets.add_switch(
+                (process.machine.number, PORT + plane),
+                slot_count=self.slot_total,
+                whole_lanes=plan.lanes_per_chunk if plan.whole_chunks else 0,
+            )
+            for plane in range(plan.threads)
+        ]
         self.running = {}
         self.incarnation_of = {}
-        self._sockets = WeakValueDictionary()  # to parents, by number; one that nobody holds any more is closed
+        self._sockets = (
+            WeakValueDictionary()
+        )  # to parents, by their first number; one that nobody holds any more is closed
         self.lost = ""
 
     def has_one_port(self, own_addresses):
@@ -92,27 +108,33 @@ class SimulatedDataPlane:
     def group(self, job, own_address):
         return group_of(job, own_address, PORT) if self._multicast else None
 
-    def socket_to(self, host, port):
-        socket = SimulatedSocket(self._process, (host, port))
-        self._sockets[socket.number] = socket
+    def socket_to(self, host, port, planes):
+        socket = SimulatedSocket(self._process, (host, port), min(planes, self.planes))
+        self._sockets[socket.planes[0]] = socket
         return socket
 
     def probe(self, group, job, epoch, nonce):
-        lanes = self.lanes_per_chunk
-        self._packets.probe(
-            self.number, endpoint((group.address, group.port)), job=job, epoch=epoch, nonce=nonce, lanes=lanes
-        )
+        lanes, to = self.lanes_per_chunk, endpoint((group.address, group.port))
+        for number in self._numbers:
+            self._packets.probe(number, to, job=job, epoch=epoch, nonce=nonce, lanes=lanes)
 
     def add_job(self, job):
         if self._world.happens(self._refuses):
             raise DataPlaneError("no table space")
-        parent = job.parent
-        above = None
+        for plane, number in enumerate(self._numbers[: job.planes]):
+            self._add(number, plane, job)
+        self.running[job.job] = job
+        self.incarnation_of[job.job, job.epoch] = self._incarnation(job.parent)
+        if len(self.incarnation_of) > EPOCHS_KNOWN_MAX:
+            del self.incarnation_of[next(iter(self.incarnation_of))]
+
+    def _add(self, number, plane, job):
+        parent, above = job.parent, None
         if parent is not None:
             numbers = parent.job, parent.epoch, parent.slot_first, parent.worker
-            above = *numbers, parent.socket.number, parent.keys
+            above = *numbers, parent.socket.planes[plane], pair_of_plane(parent.keys, plane)
         self._packets.add_job(
-            self.number,
+            number,
             job=job.job,
             epoch=job.epoch,
             slot_first=job.slot_first,
@@ -120,31 +142,30 @@ class SimulatedDataPlane:
             workers=[endpoint(address) for address in job.addresses],
             group=None if job.group is None else endpoint((job.group.address, job.group.port)),
             parent=above,
-            keys=None if job.keys is None else (job.keys.contributions, job.keys.results),
+            keys=None if job.keys is None else keys_of_plane(job.keys, plane),
             first_position=self._first_position,
             reach=job.reach,
         )
-        self.running[job.job] = job
-        self.incarnation_of[job.job, job.epoch] = self._incarnation(parent)
-        if len(self.incarnation_of) > EPOCHS_KNOWN_MAX:
-            del self.incarnation_of[next(iter(self.incarnation_of))]
 
     def remove_job(self, job):
         if job not in self.running:  # the device has lost it
             return
         slots = self.running.pop(job)
-        self._packets.remove_job(self.number, job)
+        for number in self._numbers[: slots.planes]:
+            self._packets.remove_job(number, job)
         if slots.parent is not None:
             slots.parent.socket.close()
 
     def stop_multicast(self, job):
-        self._packets.stop_multicast(self.number, job)
+        for number in self._numbers[: self.running[job].planes]:
+            self._packets.stop_multicast(number, job)
 
     def hears_parents_group(self, job):
-        return self._packets.hears_parents_group(self.number, job)
+        planes = self._numbers[: self.running[job].planes]
+        return all(self._packets.hears_parents_group(number, job) for number in planes)
 
-    def slot_version(self, slot, version):
-        return SlotVersion(*self._packets.slot_version(self.number, slot, version))
+    def slot_version(self, slot, version, plane):
+        return SlotVersion(*self._packets.slot_version(self._numbers[plane], slot, version))
 
     def check(self):
         lost, self.lost = self.lost, ""
@@ -167,10 +188,11 @@ class SimulatedDataPlane:
         return None
 
     def stats(self):
-        return self._packets.stats(self.number)
+        return sum((Counter(self._packets.stats(number)) for number in self._numbers), Counter())
 
     def close(self):
-        self._packets.remove_switch(self.number)
+        for number in self._numbers:
+            self._packets.remove_switch(number)
         for socket in list(self._sockets.values()):
             socket.close()
 

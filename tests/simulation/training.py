@@ -49,7 +49,7 @@ class TrainingProcess(Process):
                 stream.give_up()
         self.world.call_later(for_s, lambda: self._cut_from.discard(switch))
 
-    def open_socket(self, host, port):
+    def open_socket(self, host, port, planes):
         return NoSocket()
 
     def start_transport(self, links, events, **settings):

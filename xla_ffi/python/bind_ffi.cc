@@ -24,7 +24,7 @@
 #include "ffi/local_collective.h"
 #include "ffi/rehearsal.h"
 #include "host/sums/sum_spec.h"
-#include "host/transport/transport.h"
+#include "host/transport/striped_transport.h"
 #include "net/clock.h"
 #include "python/bindings.h"
 #include "python/stats.h"
@@ -56,7 +56,7 @@ nb::tuple StateType(const Platform& platform) {
 
 using Local = std::shared_ptr<LocalCollective>;
 using SharedRehearsal = std::shared_ptr<Rehearsal>;
-using SharedTransport = std::shared_ptr<Transport>;
+using SharedTransport = std::shared_ptr<StripedTransport>;
 
 void AttachOrThrow(Attachment attachment) {
   if (!Rendezvous::Get().Attach(std::move(attachment))) throw std::runtime_error("a session is attached already");

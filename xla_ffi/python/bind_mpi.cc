@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ffi/local_collective.h"
-#include "host/transport/transport.h"
+#include "host/transport/striped_transport.h"
 #include "mpi/entrance.h"
 #include "mpi/failures.h"
 #include "mpi/jaxlib/late_binding.h"
@@ -88,7 +88,7 @@ std::shared_ptr<Collective> CollectiveOf(nb::handle object) {
   if (nb::isinstance<std::shared_ptr<LocalCollective>>(object)) {
     return nb::cast<std::shared_ptr<LocalCollective>&>(object);
   }
-  return nb::cast<std::shared_ptr<Transport>&>(object);
+  return nb::cast<std::shared_ptr<StripedTransport>&>(object);
 }
 
 // Empty if there is none: an exception may fail to tell its text, and that may be no text for others.

@@ -36,6 +36,13 @@ void BindSocket(nb::module_& m) {
           "switch_host"_a, "switch_port"_a)
       .def_ro("port", &PythonSocket::port)
       .def(
+          "to_port",
+          [](PythonSocket& self, uint16_t port) {
+            if (!self.socket) throw std::invalid_argument("the socket has been handed on");
+            return PythonSocket{self.socket->ToPort(port), self.port};
+          },
+          "port"_a)
+      .def(
           "join_group",
           [](PythonSocket& self, const std::string& address, uint16_t port, uint16_t job, uint16_t epoch,
              uint32_t nonce) {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "host/transport/transport.h"
+#include "host/transport/striped_transport.h"
 #include "net/udp_socket.h"
 #include "python/bind_slots.h"
 #include "python/bind_socket.h"
@@ -34,17 +34,28 @@ struct ShardLink {
 };
 
 // Python holds it through a shared_ptr of its own: a sum under way may outlive the Python object.
-using SharedTransport = std::shared_ptr<Transport>;
+using SharedTransport = std::shared_ptr<StripedTransport>;
 
 std::optional<std::pair<std::string, std::string>> Pair(const std::optional<Failure>& failure) {
   if (!failure) return std::nullopt;
   return std::pair(failure->kind, failure->message);
 }
 
+// `keys`: of each thread, or none.
+template <typename Key>
+void CopyKey(const std::vector<nb::bytes>& keys, size_t thread, const std::string& what, std::optional<Key>& key) {
+  if (keys.empty()) return;
+  key.emplace();
+  if (thread >= keys.size() || keys[thread].size() != key->size()) {
+    throw std::invalid_argument("a key of " + what + " is missing, or has another length");
+  }
+  std::memcpy(key->data(), keys[thread].data(), key->size());
+}
+
 void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, const std::string& job, uint16_t rank,
                    uint32_t world_size, uint32_t slots_per_shard, uint32_t lanes_per_chunk, double warn_s,
-                   double deadline_s, const std::optional<nb::bytes>& check_key,
-                   const std::optional<nb::bytes>& mask_key, uint64_t seed, bool check_nans, uint32_t ranks_at_port) {
+                   double deadline_s, const std::vector<nb::bytes>& check_keys, const std::vector<nb::bytes>& mask_keys,
+                   uint64_t seed, bool check_nans, uint32_t ranks_at_port, uint32_t threads) {
   RankOptions options{.job = {.name = job,
                               .rank = rank,
                               .world_size = world_size,
@@ -56,13 +67,10 @@ void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, c
                               .check_nans = check_nans},
                       .warn_s = warn_s,
                       .deadline_s = deadline_s};
-  if (check_key) {
-    if (check_key->size() != SumCheck::kKeyBytes) throw std::invalid_argument("a key of sums has another length");
-    std::memcpy(options.job.check_key.emplace().data(), check_key->data(), SumCheck::kKeyBytes);
-  }
-  if (mask_key) {
-    if (mask_key->size() != Aes::kKeyBytes) throw std::invalid_argument("a key of masks has another length");
-    std::memcpy(options.job.mask_key.emplace().data(), mask_key->data(), Aes::kKeyBytes);
+  std::vector<StripedTransport::Keys> keys(threads);
+  for (uint32_t thread = 0; thread < threads; ++thread) {
+    CopyKey(check_keys, thread, "sums", keys[thread].check);
+    CopyKey(mask_keys, thread, "masks", keys[thread].mask);
   }
   std::vector<UdpSocket> sockets;
   std::vector<std::optional<UdpSocket>> groups;
@@ -72,7 +80,7 @@ void MakeTransport(SharedTransport* self, const std::vector<ShardLink>& links, c
     sockets.push_back(std::move(socket));
     groups.push_back(std::move(group));
   }
-  new (self) SharedTransport(std::make_shared<Transport>(std::move(sockets), options, std::move(groups)));
+  new (self) SharedTransport(std::make_shared<StripedTransport>(std::move(sockets), options, std::move(groups), keys));
 }
 
 void BindEvents(nb::module_& m) {
@@ -144,8 +152,9 @@ void BindTransport(nb::module_& m) {
   const auto release_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<SharedTransport>(m, "Transport")
       .def("__init__", MakeTransport, "shards"_a, nb::kw_only(), "job"_a, "rank"_a, "world_size"_a, "slots_per_shard"_a,
-           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a, "check_key"_a.none() = nb::none(),
-           "mask_key"_a.none() = nb::none(), "seed"_a = 0, "check_nans"_a = false, "ranks_at_port"_a = 1)
+           "lanes_per_chunk"_a, "warn_s"_a, "deadline_s"_a, "check_keys"_a = std::vector<nb::bytes>{},
+           "mask_keys"_a = std::vector<nb::bytes>{}, "seed"_a = 0, "check_nans"_a = false, "ranks_at_port"_a = 1,
+           "threads"_a = 1)
       .def("deliver_order_message",
            [](SharedTransport& self, nb::bytes message) {
              self->DeliverOrderMessage(std::string(message.c_str(), message.size()));

@@ -3,7 +3,7 @@
 --   wireshark -X lua_script:xla_ffi/wire/passing.lua        (or copy it to the personal Lua plugins folder)
 --   tshark -2 -X lua_script:xla_ffi/wire/passing.lua -r FILE -Y passing
 --
--- UDP ports 7171 (switch) and 7172 (multicast groups) by preference, packets of any other port by their look. One
+-- UDP ports 7170 (multicast groups) and 7171 (switch) by preference, packets of any other port by their look. One
 -- datagram may hold many packets: machines that offload segmentation capture them before they are cut apart. Of a frame
 -- that was captured in part (tcpdump -s, editcap -s) the part is shown. Lanes are shown one by one if the preference says
 -- so (-o passing.lanes:TRUE): that takes most of the time.
@@ -222,4 +222,4 @@ passing:register_heuristic("udp", function(buffer, pinfo, root)
   passing.dissector(buffer, pinfo, root)
   return true
 end)
-DissectorTable.get("udp.port"):add("7171,7172", passing)
+DissectorTable.get("udp.port"):add("7170,7171", passing)

@@ -165,7 +165,7 @@ def checks(join: Join, one: LiveJob, offered: bool, trouble: str) -> list[Check]
 
     found = {
         "a job of one worker is offered no group": alone,
-        "a group is offered in 239.192.0.0/14, UDP port 7172, to each job another; job and epoch are its own": group,
+        "a group is offered in 239.192.0.0/14, UDP port 7170, to each job another; job and epoch are its own": group,
         f"{PROBES} probes, then results come to the group, from the switch's data address, with a TTL of 1": results,
         f"a rank hasn't heard all probes: after {BURSTS} bursts results come to each worker": not_heard,
         "a rank can't join the group: results come to each worker": cant_join,

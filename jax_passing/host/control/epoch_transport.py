@@ -1,6 +1,7 @@
 """The transport of an epoch begins: the welcomes of all the job's switches say by what settings, and by what keys."""
 
 import logging
+import math
 from collections.abc import Sequence
 
 from jax_passing.config import PREFIX
@@ -32,6 +33,9 @@ def start(
     """
     settings, welcomes = context.settings, [shard.welcome for shard in shards]
     slots = _agree("slots of a job", shards, [welcome.slot_count for welcome in welcomes])
+    planes = planes_of(shards)
+    # Each has as many shards as the others. As a number of threads is a power of two, this is as well.
+    threads = math.gcd(min(welcome.threads for welcome in welcomes), planes * len(shards))
     try:
         return context.outside.start_transport(
             shards,
@@ -39,21 +43,38 @@ def start(
             job=context.job,
             rank=settings.rank,
             world_size=settings.world_size,
-            # The window is as wide as that of one switch: it has to cover this host's link, however many share its
-            # traffic. A wider one lets hosts drift apart, and their queues fill. A shard's slots are a power of two.
+            planes=planes,
+            threads=threads,
+            # All windows together are as wide as that of one switch: it has to cover this host's link, however many
+            # share its traffic. A wider one lets hosts drift apart, and their queues fill. A shard's slots are a power
+            # of two. What a switch tells are those of one plane.
             slots_per_shard=1 << max(0, (slots // len(shards)).bit_length() - 1),
             lanes_per_chunk=_agree("lanes of a chunk", shards, [welcome.lanes_per_chunk for welcome in welcomes]),
-            check_key=check_key(context, own_nonce, welcomes),
-            mask_key=mask_key(context, own_nonce, welcomes),
+            check_keys=_of_threads(check_key(context, own_nonce, welcomes), threads),
+            mask_keys=_of_threads(mask_key(context, own_nonce, welcomes), threads),
             seed=settings.seed,
             check_nans=settings.check_nans,
-            # Each of the shards' ports has its part of what is in flight.
-            ranks_at_port=max(1, max(welcome.ranks_at_port for welcome in welcomes) // len(shards)),
+            # Each of the switches' ports has its part of what is in flight. Each thread has a window of its own.
+            ranks_at_port=_senders_at_port(welcomes, threads),
             warn_s=settings.warn_s,
             deadline_s=settings.deadline_s,
         )
-    except ValueError as error:
+    except (IndexError, ValueError) as error:  # IndexError: it has more planes than it greeted with
         raise JoinError(f"The switch's welcome makes no sense: {error}. Do the versions match?") from error
+
+
+def planes_of(shards: Sequence[WelcomedShard]) -> int:
+    """Returns how many planes of each switch the job uses."""
+    return min(shard.welcome.planes for shard in shards)
+
+
+def _of_threads(key: bytes | None, threads: int) -> list[bytes]:
+    return [] if key is None else [keys.of_thread(key, thread) for thread in range(threads)]
+
+
+def _senders_at_port(welcomes: Sequence[Welcome], threads: int) -> int:
+    ranks = max(welcome.ranks_at_port for welcome in welcomes)
+    return 1 if ranks == 1 else max(1, ranks * threads // len(welcomes))
 
 
 def _agree(what: str, shards: Sequence[WelcomedShard], values: Sequence[int]) -> int:

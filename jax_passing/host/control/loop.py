@@ -22,7 +22,9 @@ from jax_passing import _native
 from jax_passing.errors import ClosedError
 from jax_passing.host.control.outside import TransportEvents, WelcomedShard
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol import keys
 from jax_passing.protocol.caller import CONNECT_TIMEOUT_S
+from jax_passing.protocol.plane_sockets import PlaneSockets
 from jax_passing.protocol.stream import Stream, StreamOwner
 
 log = logging.getLogger("jax_passing")
@@ -39,11 +41,11 @@ _HOST_NAME = ascii(socket.gethostname())[1:-1][:64]
 
 
 class PacketSocket:
-    """This is a UDP socket until a transport takes it."""
+    """This is a UDP socket to each plane of a switch, until a transport takes them."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, host: str, port: int):
-        self._loop, self.udp = loop, _native.UdpSocket(host, port)
-        self._group: int | None = None  # its descriptor, as long as it isn't heard
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: str, port: int, planes: int):
+        self._loop, self.udp = loop, PlaneSockets(host, port, planes)
+        self._groups: list[int] = []  # descriptors, as long as not all are heard
 
     @property
     def port(self) -> int:
@@ -52,8 +54,9 @@ class PacketSocket:
     def join_group(self, offer: messages.GroupOffer, on_heard: Callable[[], None]) -> None:
         self.stop_listening()
         self.udp.join_group(offer.address, offer.port, job=offer.job_id, epoch=offer.epoch, nonce=offer.nonce)
-        self._group = self.udp.group_fileno()
-        self._loop.add_reader(self._group, self._on_group, on_heard)
+        self._groups = [each.group_fileno() for each in self.udp.planes]
+        for group in self._groups:
+            self._loop.add_reader(group, self._on_group, on_heard)
 
     def _on_group(self, on_heard: Callable[[], None]) -> None:
         if self.udp.hears_group():
@@ -61,9 +64,9 @@ class PacketSocket:
             on_heard()
 
     def stop_listening(self) -> None:
-        if self._group is not None:
-            self._loop.remove_reader(self._group)
-            self._group = None
+        for group in self._groups:
+            self._loop.remove_reader(group)
+        self._groups.clear()
 
     def leave_group(self) -> None:
         self.stop_listening()
@@ -298,8 +301,8 @@ class Loop(StreamOwner):
         threading.Thread(target=resolve, name="jax_passing-resolver", daemon=True).start()
         return await found
 
-    def open_socket(self, host: str, port: int) -> PacketSocket:
-        return PacketSocket(self._loop, host, port)
+    def open_socket(self, host: str, port: int, planes: int) -> PacketSocket:
+        return PacketSocket(self._loop, host, port, planes)
 
     def lifeline(self, address: tuple[str, int], token: str, period_s: float) -> Lifeline:
         made = Lifeline()
@@ -318,23 +321,25 @@ class Loop(StreamOwner):
                 finally:
                     connected.close()  # nothing, once it is handed on
 
-    def start_transport(self, links: Sequence[WelcomedShard], events: TransportEvents, **settings: Any) -> Transport:
-        native = _native.Transport([_link(link) for link in links], **settings)
-        return Transport(native, self._loop, events)
+    def start_transport(
+        self, links: Sequence[WelcomedShard], events: TransportEvents, *, planes: int, **settings: Any
+    ) -> Transport:
+        shards = [_shard(link, plane) for link in links for plane in range(planes)]
+        return Transport(_native.Transport(shards, **settings), self._loop, events)
 
 
-def _link(link: WelcomedShard) -> _native.ShardLink:
+def _shard(link: WelcomedShard, plane: int) -> _native.ShardLink:
     welcome, packets = link.welcome, link.socket
     assert isinstance(packets, PacketSocket)
     packets.stop_listening()
     return _native.ShardLink(
-        packets.udp,
+        packets.udp.planes[plane],
         job=welcome.job_id,
         epoch=welcome.epoch,
         slot_first=welcome.slot_first,
         worker=welcome.worker,
         whole_lanes=welcome.lanes_per_chunk if welcome.whole_chunks else 0,
         name=link.name,
-        keys=welcome.packet_keys,
+        keys=keys.pair_of_plane(welcome.packet_keys, plane),
         bare=welcome.bare,
     )

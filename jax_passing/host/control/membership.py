@@ -127,20 +127,18 @@ class Membership:
             check_distinct(self.shards)
             if any(each.hello is None for each in self.shards):
                 return
+            planes = min(each.hello.planes for each in self.shards if each.hello is not None)
             for each in self.shards:
-                each.open_socket()
+                each.open_socket(planes)
         except PassingError as error:
             self._not_joined(error)
             return
         self._context.note("asks", "asks to join")
+        join_s = max(0.1, self._until - self._outside.now())
         switches = tuple(each.hello.instance for each in self.shards if each.hello is not None)
         for each in self.shards:
-            each.join(switches, self._join_s, self._nonce)
-        self._expect_welcomes(self._join_s + DEADLINE_GRACE_S)
-
-    @property
-    def _join_s(self) -> float:
-        return max(0.1, self._until - self._outside.now())
+            each.join(switches, planes, join_s, self._nonce)
+        self._expect_welcomes(join_s + DEADLINE_GRACE_S)
 
     def _expect_welcomes(self, wait_s: float) -> None:
         due_s = self._outside.now() + wait_s
@@ -173,6 +171,7 @@ class Membership:
             rank=settings.rank,
             epoch=self.epoch,
             switches=[shard.name for shard in self.shards],
+            planes=epoch_transport.planes_of(self.shards),
             ask=lambda shard, query: self.shards[shard].send(query),
             told=self._on_stall,
             programs=self._ledger.waiting,
@@ -286,8 +285,9 @@ class Membership:
             self._look = self._outside.call_later(LEFT_LOOK_S, partial(self._look_beyond, left))
 
     def group_lost(self, shard: int) -> None:
-        log.warning("results of %s come by multicast no longer; telling it", self.shards[shard].name)
-        self.shards[shard].send(messages.GroupLost())
+        switch = self.shards[shard // epoch_transport.planes_of(self.shards)]
+        log.warning("results of %s come by multicast no longer; telling it", switch.name)
+        switch.send(messages.GroupLost())
 
     def non_finite(self, first: "NonFinite") -> None:
         self.fail(of_non_finite(first, self._settings.rank, self._outside.host_name))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PacketSocket(Protocol):
-    """This socket is connected to a switch's data port."""
+    """This socket is connected to all planes of a switch."""
 
     @property
     def port(self) -> int: ...
@@ -28,7 +28,7 @@ class PacketSocket(Protocol):
 
 
 class WelcomedShard(Protocol):
-    """A transport needs this of a job at one of its switches."""
+    """A transport needs this of a job at one of its switches, which is one shard for each of its planes."""
 
     @property
     def name(self) -> str: ...
@@ -88,12 +88,15 @@ class HostOutside(outside.Outside, Protocol):
     def host_name(self) -> str:
         """Returns this machine's, for people."""
 
-    def open_socket(self, host: str, port: int) -> PacketSocket:
-        """Raises OSError."""
+    def open_socket(self, host: str, port: int, planes: int) -> PacketSocket:
+        """`port`: of the first plane; those of the others follow. Raises OSError."""
 
     def lifeline(self, address: tuple[str, int], token: str, period_s: float) -> Lifeline:
         """Tells a switch that this process lives, whatever its interpreter does (messages.Lifeline). If that fails it
         says nothing: the connection of this token has its own heartbeats."""
 
-    def start_transport(self, links: Sequence[WelcomedShard], events: TransportEvents, **settings: Any) -> Transport:
-        """`settings`: those of _native.Transport. It takes the sockets. Raises ValueError."""
+    def start_transport(
+        self, links: Sequence[WelcomedShard], events: TransportEvents, *, planes: int, **settings: Any
+    ) -> Transport:
+        """`planes`: how many of each switch it uses: its shards are the planes of the first switch, then those of the
+        next. `settings`: those of _native.Transport. It takes the sockets. Raises ValueError."""

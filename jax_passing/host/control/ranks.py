@@ -173,6 +173,7 @@ class Ranks:
                 job=job_names.of_devices(self._context.job),
                 rank=settings.rank * count + device,
                 world_size=settings.world_size * count,
+                threads=1,  # devices sum side by side anyway
             )
         )
 

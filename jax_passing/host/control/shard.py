@@ -13,6 +13,7 @@ from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Timer
+from jax_passing.threads import default_threads
 
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
 
@@ -101,12 +102,12 @@ class Shard:
         self.hello = None
         self.calls.call()
 
-    def open_socket(self) -> None:
-        """Raises SwitchUnreachableError."""
+    def open_socket(self, planes: int) -> None:
+        """`planes`: how many of the switch. Raises SwitchUnreachableError."""
         assert self.hello is not None
         host, port = self.hello.data_host or self.calls.contact.connection.host, self.hello.data_port
         try:
-            self.socket = self._outside.open_socket(host, port)
+            self.socket = self._outside.open_socket(host, port, planes)
         except OSError as error:
             raise SwitchUnreachableError(
                 f"Can't open a UDP socket to the switch's {address_text(host, port)}: {error}."
@@ -115,11 +116,12 @@ class Shard:
 
     # The join.
 
-    def join(self, switches: tuple[str, ...], deadline_s: float, nonce: bytes) -> None:
+    def join(self, switches: tuple[str, ...], planes: int, deadline_s: float, nonce: bytes) -> None:
         """Waits for all ranks, and logs for whom after `warn_s`.
 
         Args:
           switches: instances of all the job's switches.
+          planes: the least of these.
           nonce: this host's randomness, where sums are confidential.
         """
         context, settings = self._context, self._settings
@@ -139,6 +141,8 @@ class Shard:
             started_as=context.started_as,
             host_name=self._outside.host_name,
             host_nonce=nonce,
+            planes=planes,
+            threads=settings.threads or default_threads(),
         )
         who = f"Rank {join.rank} of job {join.job!r}"
         self._wait = Wait(self._outside, self.send, who, self.name, deadline_s, settings.warn_s)

@@ -66,10 +66,11 @@ def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> 
     return Explanation(text + (f" Of these, {names(gone)} left the job." if gone else ""), missing, gone)
 
 
-def question(stall: "Stall") -> Query:
-    """Makes what the stall's switch is asked."""
+def question(stall: "Stall", planes: int = 1) -> Query:
+    """Makes what the stall's switch is asked. `planes`: that the job uses of each switch."""
     name = stall.site_name[:SUM_NAME_CHARACTERS_MAX]
-    return Query(stall.slot, stall.version, name) if _has_slot(stall) else Query(sum=name)
+    plane = stall.shard % planes
+    return Query(stall.slot, stall.version, name, plane) if _has_slot(stall) else Query(sum=name)
 
 
 def _has_slot(stall: "Stall") -> bool:
@@ -125,6 +126,7 @@ class StallReporter:
         rank: int,
         epoch: int,
         switches: Sequence[str],
+        planes: int = 1,
         ask: Callable[[int, Query], None],
         told: Callable[[str, Failure | None], None],
         programs: Callable[[], str],
@@ -134,12 +136,13 @@ class StallReporter:
         """
         Args:
           switches: their addresses.
+          planes: that the job uses of each, one shard each.
           ask: sends a question to one of them, by its index.
           told: takes a note for the error at the deadline, and a failure if the wait is in vain.
           programs: says which ones not all hosts run.
           note: is told of each stall.
         """
-        self._outside, self._ask, self._told = outside, ask, told
+        self._outside, self._ask, self._told, self._planes = outside, ask, told, planes
         self._asked: tuple[Stall, float] | None = None
         self._patience: Timer | None = None
         self._note = note
@@ -157,11 +160,11 @@ class StallReporter:
         if self._asked is None:
             self._asked = stall, stalled_s
             self._patience = self._outside.call_later(ANSWER_S, lambda: self._on_answer(None))
-            self._ask(stall.shard, question(stall))
+            self._ask(stall.shard // self._planes, question(stall, self._planes))
 
     def answer(self, switch: int, state: SlotState) -> None:
         """Takes what a switch says. One that comes too late means nothing."""
-        if self._asked is not None and self._asked[0].shard == switch:
+        if self._asked is not None and self._asked[0].shard // self._planes == switch:
             self._on_answer(state)
 
     def _on_answer(self, state: SlotState | None) -> None:
@@ -180,7 +183,7 @@ class StallReporter:
 
         `state`: what the stall's switch answered to `question`; None if nothing.
         """
-        switch = self._switches[stall.shard]
+        switch = self._switches[stall.shard // self._planes]
         text, missing, gone = explain(stall, state, self._rank, switch)
         note = f"{text} {self._programs()}".rstrip()
         where = f"epoch {self._epoch}"

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from jax_passing import _native
 from jax_passing.protocol.packet import GROUP_PORT
+from jax_passing.protocol.plane_sockets import PlaneSockets
 from jax_passing.switch.data_planes.job_counts import JobCounts
 from jax_passing.switch.data_planes.reach import REACH_MAX
 
@@ -75,7 +75,7 @@ class Parent:
     address: tuple[str, int]  # the parent's data port
     # Connected to it, perhaps in its group: the software data plane takes it over, and sends and receives by it. None
     # for a data plane that speaks to its parent from its own data port.
-    socket: _native.UdpSocket | None = None
+    socket: PlaneSockets | None = None
     keys: tuple[bytes, bytes] | None = None  # of our contributions and of results there, if packets have tags
 
 
@@ -94,6 +94,7 @@ class JobSlots:
     reach: int = REACH_MAX  # how far ahead of the furthest complete position a contribution may be (reach.py)
     # Each worker knows us by one of our IP addresses, and takes packets from no other. Empty: any is right.
     own_addresses: tuple[str, ...] = ()
+    planes: int = 1  # it has these slots at each of the first planes
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,13 @@ class DataPlane(Protocol):
     def port(self) -> int: ...
 
     @property
-    def slot_total(self) -> int: ...
+    def planes(self) -> int:
+        """Returns how many threads take packets, each at its own port, `port` and those that follow. A device has one
+        plane."""
+
+    @property
+    def slot_total(self) -> int:
+        """Returns how many slots each plane has."""
 
     @property
     def lanes_per_chunk(self) -> int:
@@ -148,8 +155,9 @@ class DataPlane(Protocol):
         switch that replicates results in its pipeline does that, and its hosts have nothing to join.
         """
 
-    def socket_to(self, host: str, port: int) -> _native.UdpSocket | None:
-        """Makes Parent.socket, to a parent whose data port this is. None: it will be spoken to from our own data port.
+    def socket_to(self, host: str, port: int, planes: int) -> PlaneSockets | None:
+        """Makes Parent.socket, to a parent whose data port this is, with so many planes. None: it will be spoken to
+        from our own data port.
 
         Raises OSError.
         """
@@ -173,7 +181,7 @@ class DataPlane(Protocol):
     def remove_job(self, job: int) -> None:
         """Drops the job's packets from now on. Raises DataPlaneError."""
 
-    def slot_version(self, slot: int, version: int) -> SlotVersion | None:
+    def slot_version(self, slot: int, version: int, plane: int) -> SlotVersion | None:
         """Returns what a slot holds; None if nobody can look into this device's slots."""
 
     def check(self) -> str:

@@ -64,6 +64,7 @@ class EbpfDataPlane:
 
     host = ""
     whole_chunks = False
+    planes = 1
     takes_bare = False
     can_tag = False
     worker_limit = WORKERS_MAX
@@ -128,7 +129,7 @@ class EbpfDataPlane:
         worker is sent its own."""
         return group_of(job, own_address, self.port) if self._multicast else None
 
-    def socket_to(self, host: str, port: int) -> None:
+    def socket_to(self, host: str, port: int, planes: int) -> None:
         return None
 
     def hears_parents_group(self, job: int) -> bool:
@@ -187,7 +188,7 @@ class EbpfDataPlane:
         self._jobs.pop(job, None)
         self._sender.routes.pop(job, None)
 
-    def slot_version(self, slot: int, version: int) -> SlotVersion:
+    def slot_version(self, slot: int, version: int, plane: int = 0) -> SlotVersion:
         value = self._slots.read(2 * slot + version, locked=True)
         _, _, _, _, bitmap, sequence, held, complete, *_ = _SLOT.unpack_from(value)
         return SlotVersion(not held, sequence, bitmap, bool(complete)) if held else SlotVersion(True, 0, 0, False)

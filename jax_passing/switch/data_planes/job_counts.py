@@ -1,5 +1,6 @@
 """A data plane that sees each packet counts of a job, by worker, who comes last, and how long chunks wait for it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -49,3 +50,28 @@ class JobCounts:
     waiting: int
     oldest: WaitingChunk | None
     workers: tuple[WorkerCounts, ...]
+
+
+def of_planes(several: Sequence[JobCounts]) -> JobCounts | None:
+    """Returns what all planes of a switch counted of a job; None if none did."""
+    if len(several) <= 1:
+        return several[0] if several else None
+    oldest = [counts.oldest for counts in several if counts.oldest is not None]
+    return JobCounts(
+        chunks=sum(counts.chunks for counts in several),
+        lanes=sum(counts.lanes for counts in several),
+        waiting=sum(counts.waiting for counts in several),
+        oldest=max(oldest, key=lambda chunk: chunk.waited_us, default=None),
+        workers=tuple(map(_of_worker, zip(*(counts.workers for counts in several), strict=True))),
+    )
+
+
+def _of_worker(several: Sequence[WorkerCounts]) -> WorkerCounts:
+    """Planes wait side by side: a worker has kept others waiting for as long as at the plane that waited longest."""
+    return WorkerCounts(
+        contributions=sum(counts.contributions for counts in several),
+        resends=sum(counts.resends for counts in several),
+        last=sum(counts.last for counts in several),
+        waited_us=max(counts.waited_us for counts in several),
+        silent_us=min(counts.silent_us for counts in several),
+    )

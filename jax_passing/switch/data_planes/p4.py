@@ -38,6 +38,7 @@ class P4DataPlane:
     """This device runs the program of p4/; see data_plane.DataPlane. Raises DeviceError if it can't be reached."""
 
     whole_chunks = True
+    planes = 1
     takes_bare = True
     can_tag = False
     worker_limit = WORKERS_MAX
@@ -91,7 +92,7 @@ class P4DataPlane:
     def group(self, job: int, own_address: str) -> MulticastGroup | None:
         return None
 
-    def socket_to(self, host: str, port: int) -> None:
+    def socket_to(self, host: str, port: int, planes: int) -> None:
         return None
 
     def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
@@ -225,7 +226,7 @@ class P4DataPlane:
         jobs = (added.slots for added in self._jobs.values())
         return next((job for job in jobs if 0 <= slot - job.slot_first < job.slot_count), None)
 
-    def slot_version(self, slot: int, version: int) -> SlotVersion | None:
+    def slot_version(self, slot: int, version: int, plane: int = 0) -> SlotVersion | None:
         try:
             return self._slot_version(slot, version)
         except UnreadableError:

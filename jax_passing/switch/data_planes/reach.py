@@ -28,6 +28,8 @@ worker, unless that is more than 2^31 ahead of it: so a forged packet that lies 
 too far ahead, in the first window of a job, and only if its sequence is among the few that are in reach 2^31 later.
 """
 
+import math
+
 from jax_passing.config import SHARDS_MAX
 
 REACH_MAX = (1 << 31) - 1  # nothing lies further ahead
@@ -47,3 +49,10 @@ def reach(slot_count: int, shards: int) -> int:
         return 4 * window
     run = min(_longest_run(shards), window // shards)
     return 2 * window * ((shards + 1) * run + 1)
+
+
+def reach_at_planes(slot_count: int, switches: int, planes: int, threads: int) -> int:
+    """Returns the same where each switch is `planes` shards, with so many slots each, and each of a host's threads has
+    its part of them. Other switches of the job may be fewer."""
+    shards = [switches * fewer for fewer in range(1, planes + 1) if planes % fewer == 0]
+    return max(reach(slot_count * planes, all_of_them // math.gcd(all_of_them, threads)) for all_of_them in shards)

@@ -8,7 +8,7 @@ from itertools import zip_longest
 import msgspec
 
 from jax_passing import job_names
-from jax_passing.config import RANKS_MAX
+from jax_passing.config import RANKS_MAX, SHARDS_MAX
 from jax_passing.errors import (
     EndedByOperatorError,
     HostLostError,
@@ -67,6 +67,7 @@ class Abilities:
     whole_chunks: bool
     tagged: bool  # it has a key, and can tag packets
     link_gbit: float | None
+    planes: int = 1  # each of them has `slot_count` slots for a job
 
 
 def check_version(rack: messages.RackJoin, own_name: str) -> None:
@@ -114,6 +115,8 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
         started_as=join.started_as,
         host_name=join.host_name,
         host_nonce=join.host_nonce,
+        planes=min(join.planes, here.planes),
+        threads=join.threads,
     )
 
 
@@ -132,6 +135,7 @@ def rank_of_rack(join: messages.RankJoin, here: Abilities) -> messages.RankJoin:
         tagged=join.tagged and here.tagged,
         path=(*join.path, here.instance),
         switch_link_gbit=least(join.switch_link_gbit, here.link_gbit),
+        planes=min(join.planes, here.planes),
     )
 
 
@@ -173,6 +177,8 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
         whole_chunks=whole,
         tagged=all(join.tagged for join in joins),
         ranks=tuple(range(epoch.world_size)),
+        planes=min(SHARDS_MAX // max(join.shards for join in joins), *(join.planes for join in joins)),
+        threads=min(join.threads for join in joins),
     )
 
 

@@ -13,7 +13,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.keys import KEY_BYTES, packet_key
 from jax_passing.protocol.outside import Outside
 from jax_passing.switch.data_planes.data_plane import DataPlane, JobKeys, JobSlots, Parent, unexpected
-from jax_passing.switch.data_planes.reach import reach
+from jax_passing.switch.data_planes.reach import reach_at_planes
 from jax_passing.switch.jobs.admission import RefusalError, least, plan_for
 from jax_passing.switch.jobs.chronicle import Chronicle
 from jax_passing.switch.jobs.epoch_states import EpochState, Event
@@ -254,8 +254,9 @@ class EpochStart:
                     epoch.group,
                     parent,
                     keys=secrets.keys() if secrets else None,
-                    reach=reach(plan.slot_count, shards),
+                    reach=reach_at_planes(plan.slot_count, shards, plan.planes, plan.threads),
                     own_addresses=tuple(member.connection.own_host for member in epoch.workers()),
+                    planes=plan.planes,
                 )
             )
         except Exception as error:  # whatever the device's driver raises
@@ -310,5 +311,7 @@ class EpochStart:
                     link_gbit=slowest,
                     switch_link_gbit=slowest_switch,
                     ranks_at_port=ranks_at_port,
+                    planes=plan.planes,
+                    threads=plan.threads,
                 )
             )

@@ -4,10 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from jax_passing import _native
 from jax_passing.errors import names
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.outside import Connection
+from jax_passing.protocol.plane_sockets import PlaneSockets
 from jax_passing.switch.data_planes.data_plane import MulticastGroup
 from jax_passing.switch.jobs.epoch_states import NEXT, EpochState, Event
 from jax_passing.switch.jobs.group_probe import GroupProbe
@@ -28,7 +28,7 @@ class ParentConnection(Protocol):
         """Returns where its data plane listens; once connected."""
 
     @property
-    def socket(self) -> _native.UdpSocket | None:
+    def socket(self) -> PlaneSockets | None:
         """Returns how our data plane speaks to it; None if by its own data port."""
 
     @property
@@ -200,11 +200,11 @@ class Epoch:
             return missing, names(missing)
         return [], "the parent" if self.uplink is None else f"the switch at {self.uplink.name}"
 
-    def has_slot(self, slot: int) -> bool:
+    def has_slot(self, slot: int, plane: int) -> bool:
         """Says whether a slot is the epoch's, while it is RUNNING and slots are reserved."""
         assert self.slot_first is not None
         assert self.plan is not None
-        return self.slot_first <= slot < self.slot_first + self.plan.slot_count
+        return self.slot_first <= slot < self.slot_first + self.plan.slot_count and plane < self.plan.planes
 
     @property
     def own_name(self) -> str:

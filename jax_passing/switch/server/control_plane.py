@@ -58,13 +58,15 @@ class ControlPlane:
         self.outside = outside = RunningTime(outside)
         self._parent = settings.parent
         self._switch_key = switch_key
-        self._slots_per_job = settings.slots_per_job
+        self._slots_per_job = max(1, settings.slots_per_job // data_plane.planes)
         self._link_gbit = settings.link_gbit
         self.lease_s = settings.lease_s
         self._questions = Questions(data_plane, outside)
         slots_per_address = settings.slots_per_address
         if slots_per_address is None:
-            slots_per_address = max(data_plane.slot_total // 2, JOBS_PER_ADDRESS_MIN * settings.slots_per_job)
+            slots_per_address = max(data_plane.slot_total // 2, JOBS_PER_ADDRESS_MIN * self._slots_per_job)
+        else:
+            slots_per_address = max(1, slots_per_address // data_plane.planes)
         self.jobs = JobTable(
             data_plane,
             outside,
@@ -102,6 +104,7 @@ class ControlPlane:
             secured=self.has_key,
             lease_s=self.lease_s,
             token=token,
+            planes=self._data_plane.planes,
         )
 
     @property
@@ -184,6 +187,7 @@ class ControlPlane:
             data_plane.whole_chunks,
             self.has_key and data_plane.can_tag,
             self._link_gbit,
+            data_plane.planes,
         )
 
     def _uplink_for(self, epoch: Epoch) -> Uplink:

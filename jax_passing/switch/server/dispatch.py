@@ -79,7 +79,7 @@ class Dispatcher:
 
     def _on_host(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:
-            case messages.Query(slot, version, sum_name) if epoch.state is EpochState.RUNNING:
+            case messages.Query(slot, _, sum_name, plane) if epoch.state is EpochState.RUNNING:
                 if slot is None or epoch.slot_first is None:
                     who = ""
                     if sum_name:  # it waits for rank 0, which decides the order
@@ -87,10 +87,10 @@ class Dispatcher:
                         who = epoch.where([0])
                     member.answer(messages.SlotState(left=tuple(sorted(epoch.left)), who=who))
                 else:
-                    if not epoch.has_slot(slot):
+                    if not epoch.has_slot(slot, plane):
                         raise msgspec.DecodeError(f"slot {slot} isn't the job's")
                     self._check_inquiries(member)
-                    self._questions.slot_state(epoch, slot, version, member, sum_name)
+                    self._questions.slot_state(epoch, message, member)
             case messages.Query() if epoch.state is EpochState.FORMING:
                 member.answer(messages.SlotState(left=(), trouble=whom_it_awaits(epoch)))
             case messages.Query():

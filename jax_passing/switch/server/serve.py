@@ -32,6 +32,7 @@ from jax_passing.switch.server.settings import SwitchSettings
 from jax_passing.switch.server.supervisor import Supervisor
 from jax_passing.switch.status import page_server
 from jax_passing.switch.status.page_server import PageServer
+from jax_passing.threads import default_threads
 
 if TYPE_CHECKING:
     from jax_passing.switch.status.metrics_server import MetricsServer
@@ -65,7 +66,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlane:
     size = {"slot_total": settings.slot_total, "lanes_per_chunk": settings.lanes_per_chunk}
     if settings.data_plane == "software":
-        return SoftwareDataPlane(host, port, **size, multicast=settings.multicast)
+        return _make_software(host, port, settings)
     assert settings.device is not None
     if settings.data_plane == "ebpf":
         return EbpfDataPlane(host, port, settings.device.split(","), **size, multicast=settings.multicast)
@@ -79,6 +80,25 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
         return (TofinoDataPlane if pipeline.has_table("admission") else P4DataPlane)(device, pipeline)
     except DeviceError as error:
         raise ConfigError(f"Can't serve the device of {settings.device}: {error}.") from error
+
+
+def _make_software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPlane:
+    """Raises OSError if a port is taken. Unless `threads` are given, fewer will do where others have the next ports."""
+    count = settings.threads or min(default_threads(), settings.slots_per_job)
+    while True:
+        try:
+            return SoftwareDataPlane(
+                host,
+                port,
+                slot_total=settings.slot_total,
+                lanes_per_chunk=settings.lanes_per_chunk,
+                multicast=settings.multicast,
+                threads=count,
+            )
+        except OSError:
+            if count == 1 or settings.threads is not None:
+                raise
+            count //= 2
 
 
 def _open(settings: SwitchSettings) -> tuple[socket.socket, DataPlane]:
@@ -96,8 +116,11 @@ def _open(settings: SwitchSettings) -> tuple[socket.socket, DataPlane]:
                 raise
             if error.errno != errno.EADDRINUSE or not tries_left:
                 why = os.strerror(error.errno) if error.errno else error
+                ports, follow = f"port {own_port}", ""
+                if (count := settings.threads or 1) > 1:
+                    ports, follow = f"ports {own_port} to {own_port + count - 1}", " and to those that follow"
                 raise ConfigError(
-                    f"Can't take UDP port {own_port} of {own_host}: {why}. Packets go to the port where hosts connect: "
+                    f"Can't take UDP {ports} of {own_host}: {why}. Packets go to the port where hosts connect{follow}: "
                     "end what has it, or give another one (--listen)."
                 ) from error
     raise AssertionError
@@ -108,7 +131,9 @@ def _banner(settings: SwitchSettings, data_plane: DataPlane, address: str) -> st
     parts = [
         f"jax-passing {version_of('jax_passing')}: a switch at {address}",
         f"data plane {settings.data_plane}" + (f" ({settings.device})" if settings.device else ""),
-        f"{data_plane.slot_total} slots of {data_plane.lanes_per_chunk} lanes, {settings.slots_per_job} a job",
+        f"{data_plane.slot_total * data_plane.planes} slots of {data_plane.lanes_per_chunk} lanes, "
+        f"{settings.slots_per_job} a job",
+        *([f"{data_plane.planes} threads"] if data_plane.planes > 1 else []),
         f"lease {settings.lease_s:g} s",
         f"key from {settings.key_file}" if settings.key_file else "no key: anybody may join",
     ]

@@ -11,9 +11,9 @@ from msgspec import Meta
 from jax_passing.config import LEASE_S, SWITCH_PREFIX, Address, Gbit, LeaseSeconds, Local, Peer
 from jax_passing.errors import ConfigError
 from jax_passing.protocol.packet import LANES_MAX, PORT
-from jax_passing.settings_parser import Sources, as_type, convert, gather, integer, one_of, parsed
-from jax_passing.switch.data_planes.data_plane import is_power_of_two
+from jax_passing.settings_parser import Sources, convert, gather, integer, one_of, parsed, power_of_two
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS
+from jax_passing.threads import Threads
 
 DATA_PLANES = ("software", "ebpf", "bmv2", "p4runtime")
 # A port's capture ring holds 32 frames of any length. So many chunks of a host in flight leave room for ARP, IPv6 and
@@ -24,13 +24,6 @@ _OF_THE_PROGRAM = ("slot_total", "lanes_per_chunk", "multicast")
 _SOURCES = Sources(SWITCH_PREFIX, argument=lambda name: f"--{name.replace('_', '-')}")
 
 
-def _power_of_two(value: Any) -> int:
-    number: int = as_type(value, int)
-    if not is_power_of_two(number):
-        raise ValueError
-    return number
-
-
 @dataclass(frozen=True)
 class SwitchSettings:
     """A switch needs to know these. `jax-passing switch --help` says the same in short."""
@@ -38,7 +31,7 @@ class SwitchSettings:
     listen: Address = ("0.0.0.0", PORT)
     """Where it listens. Port 0 takes any that is free."""
     slot_total: Annotated[int, integer(1, 1 << 16)] = 16384  # 16 bits on the wire
-    slots_per_job: Annotated[int, parsed(_power_of_two, "a power of two")] = 1024
+    slots_per_job: Annotated[int, parsed(power_of_two, "a power of two")] = 1024
     lanes_per_chunk: Annotated[int, integer(3, LANES_MAX)] = LANES_MAX  # an int64 takes three
     lease_s: LeaseSeconds = LEASE_S
     """A host that is silent for so long is lost, if its session hasn't a shorter lease."""
@@ -57,6 +50,9 @@ class SwitchSettings:
     otherwise the file that describes the device (docs/data_planes/overview.md)."""
     parent: Peer | None = None
     """The switch one level up, which adds the sums of this one to those of others; None: this one is the root."""
+    threads: Threads | None = None
+    """The threads that add up packets, each at a port of its own: that of `listen`, and those that follow; None:
+    `default_threads`."""
     key_file: Annotated[Path, parsed(Path, "the name of a file")] | None = None
     """Hosts must have their job's key, which is derived from the key in this file. All switches of a tree have
     the same one. None: anybody may join."""
@@ -82,6 +78,11 @@ def resolve(
             for key, value in (("slots_per_job", settings.slots_per_job), ("slot_total", settings.slot_total))
         )
         raise ConfigError(f"{per_job} is above {total}.")
+    if settings.threads is not None and settings.threads > settings.slots_per_job:
+        raise ConfigError(
+            f"threads ({settings.threads}, {sources['threads']}) is above slots_per_job ({settings.slots_per_job}, "
+            f"{sources.get('slots_per_job', 'default')}): each thread needs slots of a job."
+        )
     if settings.slots_per_address is not None and settings.slots_per_address < settings.slots_per_job:
         raise ConfigError(
             f"slots_per_address ({settings.slots_per_address}, {sources['slots_per_address']}) is below slots_per_job "
@@ -101,6 +102,8 @@ def _check_device(resolved: dict[str, Any], sources: Mapping[str, str]) -> None:
             )
         return
     chosen = f"Data plane {data_plane} ({sources['data_plane']})"
+    if resolved.get("threads", 1) != 1:
+        raise ConfigError(f"{chosen} has no threads ({sources['threads']}): only the software data plane has.")
     if data_plane == "ebpf":
         if "device" not in resolved:
             raise ConfigError(f"{chosen} needs --device: the network devices behind which the hosts are.")

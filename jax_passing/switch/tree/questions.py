@@ -27,11 +27,12 @@ class _Round:
         inquiries: set[Inquiry],
         asked: Sequence[Asked],
         chunk: tuple[int, int, int],
+        plane: int,
         patience_s: float,
         done: Callable[[list[messages.Answer | None]], None],
     ):
-        """Asks at once. `inquiries`: it is one of them while it lasts. `chunk`: slot, version and sequence. `done`:
-        hears the answers, in the order of `asked`."""
+        """Asks at once. `inquiries`: it is one of them while it lasts. `chunk`: slot, version and sequence, at `plane`.
+        `done`: hears the answers, in the order of `asked`."""
         self._questions = questions
         self._inquiries = inquiries
         self._asked = {questions.next_id(): each for each in asked}
@@ -41,7 +42,7 @@ class _Round:
         inquiries.add(self)
         for number, each in self._asked.items():
             questions.pending[number] = self
-            each.send(messages.Ask(number, *chunk, patience_s * PATIENCE_SHARE))
+            each.send(messages.Ask(number, *chunk, patience_s * PATIENCE_SHARE, plane))
 
     def on_answer(self, source: Asked, answer: messages.Answer) -> None:
         if self._asked[answer.id] is source:
@@ -76,20 +77,20 @@ class Questions:
         if answer.id in self.pending:
             self.pending[answer.id].on_answer(source, answer)
 
-    def _held(self, slot: int, version: int) -> SlotVersion | None:
+    def _held(self, slot: int, version: int, plane: int) -> SlotVersion | None:
         """Returns what the slot holds; None if nobody can tell."""
         try:
-            return self._data_plane.slot_version(slot, version)
+            return self._data_plane.slot_version(slot, version, plane)
         except Exception as error:  # whatever the device's driver raises
             log.error("the data plane can't say what slot %d holds: %s", slot, error, exc_info=unexpected(error))
             return None
 
-    def _bits(self, epoch: Epoch, slot: int, version: int, sequence: int) -> tuple[int, bool] | None:
+    def _bits(self, epoch: Epoch, slot: int, version: int, sequence: int, plane: int) -> tuple[int, bool] | None:
         """Returns which workers have contributed to this sequence here, and whether the result is here; None if nobody
         can tell."""
-        if epoch.slot_first is None or epoch.plan is None or slot >= epoch.plan.slot_count:
+        if epoch.slot_first is None or epoch.plan is None or not epoch.has_slot(epoch.slot_first + slot, plane):
             return 0, False  # over meanwhile, or not the job's
-        held = self._held(epoch.slot_first + slot, version)
+        held = self._held(epoch.slot_first + slot, version, plane)
         if held is None:
             return None
         everybody = (1 << len(epoch.members)) - 1
@@ -114,7 +115,7 @@ class Questions:
         What other switches must be asked for is one of the `inquiries` until they have answered.
         """
         chunk = ask.slot, ask.version, ask.sequence
-        known = self._bits(epoch, *chunk)
+        known = self._bits(epoch, *chunk, ask.plane)
         if known is None:  # accuse nobody: `received` says that the asker's packets may have come
             reply(messages.Answer(ask.id, missing=(), received=True, complete=False, trouble=_unreadable(epoch)))
             return
@@ -139,17 +140,18 @@ class Questions:
         if uplink is not None:
             asked.append(uplink)
         if asked:
-            _Round(self, inquiries, asked, chunk, min(ask.patience_s, PATIENCE_S), conclude)
+            _Round(self, inquiries, asked, chunk, ask.plane, min(ask.patience_s, PATIENCE_S), conclude)
         else:
             conclude([])
 
-    def slot_state(self, epoch: Epoch, slot: int, version: int, asker: Member, sum_name: str) -> None:
+    def slot_state(self, epoch: Epoch, query: messages.Query, asker: Member) -> None:
         """Answers a host about a slot of its job. Those of our hosts that are missing hear that the asker waits for
         them in this sum."""
-        first = epoch.slot_first
+        first, slot, version, sum_name = epoch.slot_first, query.slot, query.version, query.sum
         assert first is not None  # the slot is the job's
+        assert slot is not None
         left = tuple(sorted(epoch.left))
-        held = self._held(slot, version)
+        held = self._held(slot, version, query.plane)
         if held is None:
             asker.answer(messages.SlotState(left=left, trouble=_unreadable(epoch)))
             return
@@ -173,7 +175,7 @@ class Questions:
                 )
             )
 
-        ask = messages.Ask(0, slot - first, version, sequence, PATIENCE_S)
+        ask = messages.Ask(0, slot - first, version, sequence, PATIENCE_S, query.plane)
         self.answer(epoch, ask, None, asker.inquiries, conclude)
 
     def tell_awaited(self, epoch: Epoch, missing: Sequence[int], asker: Member, sum_name: str) -> None:

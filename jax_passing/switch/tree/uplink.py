@@ -4,12 +4,12 @@ import logging
 
 import msgspec
 
-from jax_passing import _native
 from jax_passing.config import LEASE_S, address_text, unicast_address
 from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Outside, Timer
+from jax_passing.protocol.plane_sockets import PlaneSockets
 from jax_passing.switch.data_planes.data_plane import DataPlane, is_power_of_two
 from jax_passing.switch.jobs.admission import RefusalError, least
 from jax_passing.switch.jobs.epoch_states import EpochState
@@ -57,7 +57,7 @@ class Uplink:
         self._problem = "it hasn't answered yet"
         self.is_connected = False
         self.data_address = ("", 0)
-        self.socket: _native.UdpSocket | None = None
+        self.socket: PlaneSockets | None = None
         self._group: Timer | None = None  # while we listen to what the parent sends to its group
         self._is_multicast = False  # how results of a running epoch come
         self._inquiries: set[Inquiry] = set()
@@ -128,7 +128,7 @@ class Uplink:
         except ValueError as error:
             raise ConnectionError(str(error)) from error
         self.data_address = host, hello.data_port
-        self.socket = self._data_plane.socket_to(*self.data_address)
+        self.socket = self._data_plane.socket_to(*self.data_address, hello.planes)
         own_plane, epoch = self._data_plane, self._epoch
         lease_s = min((member.lease_s for member in epoch.members), default=LEASE_S)
         self._call.send(

@@ -18,7 +18,7 @@ EXAMPLES = (
     messages.RankGone(1),
     messages.Prepare(1, 64, 360, True, (0, 1)),
     messages.Prepared(1),
-    messages.GroupOffer("239.192.0.1", 7172, 1, 1, 5),
+    messages.GroupOffer("239.192.0.1", 7170, 1, 1, 5),
     messages.GroupReady(5, "no such device"),
     messages.GroupHeard(5),
     messages.GroupLost(),

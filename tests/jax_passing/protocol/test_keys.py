@@ -139,3 +139,15 @@ def test_keys_of_masks_and_of_checks():
     assert {len(one) for one in others} == {keys.MASK_KEY_BYTES} == {keys.CHECK_KEY_BYTES}
     assert keys.mask_key(bytes(32), "a", list(nonces)) == others[0]
     assert keys.digest(bytes(32)) != keys.digest(b"x" * 32)
+
+
+def test_keys_of_planes_and_of_threads():
+    for of, length in ((keys.of_plane, 1000), (keys.of_thread, 16)):
+        several = [of(bytes(length), number) for number in range(16)]
+        assert several[0] == bytes(length)
+        assert len(set(several)) == len(several)
+        assert {len(one) for one in several} == {length}
+        assert of(bytes(length - 1) + b"x", 1)[:8] != several[1][:8]
+    assert keys.pair_of_plane(None, 1) is None
+    pair = keys.pair_of_plane((b"a" * 40, b"b" * 40), 1)
+    assert pair == (keys.of_plane(b"a" * 40, 1), keys.of_plane(b"b" * 40, 1))

@@ -15,7 +15,7 @@ class HostOutside(MovedOutside):
 
     instance, host_name, port, sums_started = "this process", "this machine", 1000, 0
 
-    def open_socket(self, host, port):
+    def open_socket(self, host, port, planes):
         return self
 
     def start_transport(self, links, events, **settings):

@@ -17,7 +17,7 @@ logging.getLogger("jax_passing.switch").setLevel(logging.CRITICAL)
 from_switch = messages.decode_from_switch
 
 
-GROUP = MulticastGroup("239.192.0.1", 7172, "127.0.0.1")
+GROUP = MulticastGroup("239.192.0.1", 7170, "127.0.0.1")
 
 
 async def until(condition):
@@ -28,6 +28,7 @@ async def until(condition):
 class RecordingDataPlane:
     host, port, slot_total, lanes_per_chunk, whole_chunks, worker_limit = "", 4242, 1024, 360, False, 64
     takes_bare = False
+    planes = 1
     can_tag = False
 
     def __init__(self):
@@ -50,7 +51,7 @@ class RecordingDataPlane:
         assert own_address == "127.0.0.1"
         return self.offered
 
-    def socket_to(self, host, port):
+    def socket_to(self, host, port, planes):
         return None
 
     def probe(self, group, job, epoch, nonce):
@@ -77,7 +78,7 @@ class RecordingDataPlane:
     def remove_job(self, job):
         self.removed.append(self.running.pop(job))
 
-    def slot_version(self, slot, version):
+    def slot_version(self, slot, version, plane):
         return self.held
 
     def check(self):
@@ -123,8 +124,9 @@ class StillOutside:
 class Switch:
     """A control plane on a port of its own; `async with`."""
 
-    def __init__(self, listen=("127.0.0.1", 0), switch_key=None, **changes):
+    def __init__(self, listen=("127.0.0.1", 0), switch_key=None, planes=1, **changes):
         self.data_plane = RecordingDataPlane()
+        self.data_plane.planes = planes
         self.server = CountingServer(self.data_plane, SwitchSettings(**{"slots_per_job": 256, **changes}), switch_key)
         self.plane = self.server.plane
         self.instance = self.plane.instance
@@ -160,6 +162,7 @@ class Switch:
             self.instance,
             lease_s=self.plane.lease_s,
             token=host.token,
+            planes=self.data_plane.planes,
         )
         return host
 
@@ -236,7 +239,7 @@ async def offered(switch, world_size=2):
     hosts = [await switch.join(rank, world_size) for rank in range(world_size)]
     offers = [await host.receive() for host in hosts]
     assert len(set(offers)) == 1
-    assert offers[0] == messages.GroupOffer("239.192.0.1", 7172, 1, 1, offers[0].nonce)
+    assert offers[0] == messages.GroupOffer("239.192.0.1", 7170, 1, 1, offers[0].nonce)
     assert not switch.data_plane.running
     return hosts, offers[0].nonce
 

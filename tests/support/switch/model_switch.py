@@ -26,7 +26,7 @@ class ModelDataPlane:
     `ring`: of so many packets that come in one go the further ones are lost, as in bmv2; None: of any number.
     """
 
-    host = ""
+    host, planes = "", 1
     slot_total = 256
     can_tag = False
 
@@ -99,7 +99,7 @@ class ModelDataPlane:
             self._switch.remove_job(job)
             del self._jobs[job]
 
-    def slot_version(self, slot, version):
+    def slot_version(self, slot, version, plane):
         with self._lock:
             job = next(
                 job for job in self._jobs.values() if slot in range(job.slot_first, job.slot_first + job.slot_count)

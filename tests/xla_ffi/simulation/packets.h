@@ -112,17 +112,17 @@ class Packets {
 
   // Sockets.
 
-  // `peer`: it takes packets from there alone. Returns its number.
+  // `peer`: it takes packets from there alone, and others may be at the same address. Returns its number.
   uint32_t Open(const Endpoint& own, const std::optional<Endpoint>& peer) {
-    assert(!socket_at_.contains(own));
+    assert(!socket_at_.contains({own, peer.value_or(Endpoint{})}));
     sockets_[++last_] = {.own = own, .peer = peer};
-    socket_at_[own] = last_;
+    socket_at_[{own, peer.value_or(Endpoint{})}] = last_;
     return last_;
   }
   void Close(uint32_t socket) {
     const auto found = sockets_.find(socket);
     if (found == sockets_.end()) return;
-    socket_at_.erase(found->second.own);
+    socket_at_.erase({found->second.own, found->second.peer.value_or(Endpoint{})});
     sockets_.erase(found);
   }
   void JoinGroup(uint32_t socket, const Endpoint& group, const wire::ProbeName& name) {
@@ -320,8 +320,8 @@ class Packets {
   const uint64_t seed_;
   uint32_t last_ = 0;  // number of a socket, a switch or a host
   std::map<uint32_t, Socket> sockets_;
-  std::map<Endpoint, uint32_t> socket_at_;
-  std::unordered_map<uint32_t, Switch> switches_;  // by the number of their socket
+  std::map<std::pair<Endpoint, Endpoint>, uint32_t> socket_at_;  // by its own address, and its peer's or none
+  std::unordered_map<uint32_t, Switch> switches_;                // by the number of their socket
   std::unordered_map<uint32_t, Host> hosts_;
   std::unordered_map<uint32_t, int64_t> paused_until_;
   std::map<std::pair<uint32_t, uint32_t>, int64_t> blocked_until_;

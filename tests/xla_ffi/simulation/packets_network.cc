@@ -72,7 +72,7 @@ void Packets::Carry(const Endpoint& from, const Endpoint& to, std::vector<uint8_
 void Packets::SendToGroup(const Endpoint& from, const Endpoint& group, const std::vector<uint8_t>& packet) {
   const double at_switch_us = links_.Leave(from.machine, packet.size());
   for (const auto& [number, socket] : sockets_) {
-    if (!socket.group || socket.group->address != group) continue;
+    if (!socket.group || socket.group->address != group || socket.peer != from) continue;
     Carry(from, socket.own, packet, down_, at_switch_us, /*by_group=*/true);
   }
 }
@@ -151,7 +151,8 @@ void Packets::Slip(const Seen& way, std::vector<uint8_t> packet, int64_t late_us
 }
 
 void Packets::Arrive(const Endpoint& from, const Endpoint& to, std::span<const uint8_t> packet, bool by_group) {
-  const auto at = socket_at_.find(to);
+  auto at = socket_at_.find({to, from});
+  if (at == socket_at_.end()) at = socket_at_.find({to, Endpoint{}});
   if (at == socket_at_.end()) return;
   const auto paused = paused_until_.find(to.machine);
   if (paused != paused_until_.end() && now_us() < paused->second) {
@@ -160,7 +161,6 @@ void Packets::Arrive(const Endpoint& from, const Endpoint& to, std::span<const u
     return;
   }
   Socket& socket = sockets_.at(at->second);
-  if (socket.peer && *socket.peer != from) return;
   if (by_group) {
     if (!socket.group) return;
     socket.group->listener.OnPacket(packet);

@@ -25,8 +25,8 @@ class Transport : public Collective {
  public:
   // Takes the bound sockets, each connected to its shard's data port, and those that hear the job's multicast group,
   // where a shard's results come that way (by shard; empty: nowhere). `on_event` takes the events in place of
-  // WaitEvent, at once and on any thread, while locks are held. Throws std::invalid_argument if the job's numbers, which
-  // the switches told, are out of range.
+  // WaitEvent, at once and on any thread, while locks are held. Throws std::invalid_argument if the job's numbers,
+  // which the switches told, are out of range.
   Transport(std::vector<UdpSocket> sockets, const RankOptions& options,
             std::vector<std::optional<UdpSocket>> groups = {}, std::function<void(RankEvent)> on_event = {});
   ~Transport() override;  // fails what is pending, joins the thread

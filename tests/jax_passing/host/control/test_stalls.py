@@ -5,6 +5,7 @@ import pytest
 from jax_passing.host.control import stalls
 from jax_passing.protocol.control_messages import Awaited, SlotState
 from support.host.stalls import Stall
+from support.switch.control import StillOutside
 
 
 @pytest.mark.parametrize(
@@ -31,6 +32,27 @@ def test_explanations(state, order, sentence, gone):
 def reporter(note=lambda text, **facts: None, rank=0):
     asks = {"ask": None, "told": None}  # it isn't asked for that here
     return stalls.StallReporter(None, rank=rank, epoch=1, switches=["a:1", "b:2"], **asks, programs=str, note=note)
+
+
+def test_the_plane_of_a_stall():
+    query = stalls.question(Stall(shard=5), planes=4)
+    assert (query.slot, query.version, query.plane) == (3, 1, 1)
+    asked = []
+    several = stalls.StallReporter(
+        StillOutside(),
+        rank=0,
+        epoch=1,
+        switches=["a:1", "b:2"],
+        planes=4,
+        ask=lambda switch, query: asked.append((switch, query.plane)),
+        told=lambda note, failure: asked.append(note),
+        programs=str,
+        note=lambda text, **facts: None,
+    )
+    several.ask(Stall(shard=5), 5.0)
+    several.answer(0, SlotState(left=()))  # another switch
+    several.answer(1, SlotState(left=(), empty=False, sequence=9, missing=(1, 2)))
+    assert asked == [(1, 1), "Missing: ranks 1, 2."]
 
 
 def test_a_stall_of_this_hosts_gpu(caplog):

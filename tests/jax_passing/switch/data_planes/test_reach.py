@@ -3,7 +3,7 @@
 import pytest
 
 from jax_passing.config import SHARDS_MAX
-from jax_passing.switch.data_planes.reach import REACH_MAX, reach
+from jax_passing.switch.data_planes.reach import REACH_MAX, reach, reach_at_planes
 from support.switch.control import scenario
 
 
@@ -18,6 +18,16 @@ def test_it_is_a_few_windows(slots, shards, expected):
 @pytest.mark.parametrize("slots", [1, 4, 64, 65536])
 def test_sequences_can_always_be_told_apart(slots):
     assert all(4 * slots <= reach(slots, shards) < REACH_MAX / 4 for shards in range(1, SHARDS_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("switches", "planes", "threads", "most"), [(1, 1, 2, 1), (1, 4, 1, 4), (1, 4, 4, 1), (3, 4, 2, 6), (2, 2, 8, 1)]
+)
+def test_threads_have_their_part_of_all_planes(switches, planes, threads, most):
+    assert reach_at_planes(256, switches, planes, threads) >= reach(256 * planes, most)
+    assert reach_at_planes(256, switches, planes, threads) <= max(
+        reach(256 * planes, shards) for shards in range(1, max(most, switches) + 1)
+    )
 
 
 @scenario()

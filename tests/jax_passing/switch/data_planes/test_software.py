@@ -7,9 +7,11 @@ import time
 import pytest
 
 from jax_passing import _native
+from jax_passing.conformance.live.tags import PacketKey
+from jax_passing.protocol import keys
 from jax_passing.protocol.packet import CONTRIBUTION, EVERY_WORKER, RESULT, Packet
 from jax_passing.protocol.verdicts import VERDICTS
-from jax_passing.switch.data_planes.data_plane import GROUPS, DataPlane, JobSlots, Parent
+from jax_passing.switch.data_planes.data_plane import GROUPS, DataPlane, JobKeys, JobSlots, Parent
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from support.switch.in_process import until
 
@@ -88,6 +90,40 @@ def test_it_counts_for_whom_the_others_wait(data_plane, ranks):
     assert counts.workers[1].waited_us >= 50_000 > counts.workers[1].silent_us
 
 
+def test_planes_have_the_next_ports_and_keys_of_their_own(ranks, monkeypatch):
+    plane = SoftwareDataPlane("127.0.0.1", 0, slot_total=32, lanes_per_chunk=360, threads=2)
+    assert (plane.planes, plane.slot_total) == (2, 16)
+    key = keys.packet_key(b"secret")
+    plane.add_job(job_of(ranks, planes=2, keys=JobKeys((key, key), key)))
+    sealed = []
+    for number in range(2):
+        monkeypatch.setattr(keys, "packet_key", lambda _, number=number: keys.of_plane(key, number))
+        sent = Packet(job=7, epoch=3, slot=9, sequence=5, lanes=(1,))
+        sealed.append(PacketKey(b"secret").sealed(sent, 5))
+    for number in range(2):
+        ranks[0].sendto(sealed[1 - number], ("127.0.0.1", plane.port + number))  # as somebody may who has seen it
+    until(lambda: plane.stats()["forged"] == 2)
+    for number in range(2):
+        ranks[0].sendto(sealed[number], ("127.0.0.1", plane.port + number))
+        until(lambda number=number: not plane.slot_version(9, 0, number).empty)
+    counts = plane.counts(7)
+    assert (counts.waiting, counts.workers[0].contributions) == (2, 2)
+    plane.remove_job(7)
+    assert plane.counts(7) is None
+    assert plane.overflows() == {0: 0}
+    plane.close()
+
+
+def test_a_job_that_one_plane_refuses_is_at_none(ranks):
+    plane = SoftwareDataPlane("127.0.0.1", 0, slot_total=32, lanes_per_chunk=360, threads=2)
+    plane.add_job(job_of(ranks, planes=2))
+    plane._natives[0].remove_job(7)
+    with pytest.raises(ValueError, match="overlap|another"):
+        plane.add_job(job_of(ranks, planes=2, job=8))
+    assert plane._natives[0].counts(8) is None
+    plane.close()
+
+
 def test_each_worker_is_answered_from_the_address_by_which_it_knows_the_switch(ranks):
     own = ("127.0.0.2", "127.0.0.3")
     plane = SoftwareDataPlane("0.0.0.0", 0, slot_total=16, lanes_per_chunk=360)
@@ -109,7 +145,7 @@ def test_each_job_gets_a_group_of_its_own(data_plane):
     groups = [data_plane.group(job, "10.0.0.1") for job in range(1, 65536, 15)]
     assert len({group.address for group in groups}) == len(groups)
     assert all(ipaddress.ip_address(group.address) in GROUPS for group in groups)
-    assert {(group.port, group.source) for group in groups} == {(7172, "10.0.0.1")}
+    assert {(group.port, group.source) for group in groups} == {(7170, "10.0.0.1")}
     assert data_plane.group(1, "10.0.0.2").address != groups[0].address
 
 

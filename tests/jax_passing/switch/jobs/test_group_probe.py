@@ -3,7 +3,7 @@
 from jax_passing.switch.data_planes.data_plane import MulticastGroup
 from jax_passing.switch.jobs.group_probe import READY_S, ROUND_S, ROUNDS, GroupProbe, ProbeStep
 
-GROUP = MulticastGroup("239.192.0.1", 7172, "10.0.0.1")
+GROUP = MulticastGroup("239.192.0.1", 7170, "10.0.0.1")
 
 
 def probe_of(world_size=3, ready=True):

@@ -24,7 +24,7 @@ async def test_a_device_whose_slots_nobody_can_look_into(switch):
 async def test_a_device_that_fails_to_say_what_its_slots_hold(switch):
     hosts, welcome = await switch.job()
 
-    def refuse(slot, version):
+    def refuse(slot, version, plane):
         raise RuntimeError("no registers here")
 
     switch.data_plane.slot_version = refuse
@@ -52,7 +52,7 @@ async def test_queries_name_the_missing_ranks(switch):
 @scenario()
 async def test_who_is_missing_hears_who_waits_for_it(switch):
     hosts, welcome = await switch.job(2, host_name="node")
-    switch.data_plane.slot_version = lambda slot, version: held(0b01)
+    switch.data_plane.slot_version = lambda slot, version, plane: held(0b01)
     ask = messages.Query(welcome.slot_first, 0, "train.py:4:2 psum")
     hosts[0].send(ask, ask)  # only one of them is passed on
     for _ in range(2):
