@@ -232,7 +232,7 @@ newest_jax() {
     python=python3 wheel=$work/wheel
   fi
   make_venv "$work/newest" "$python"
-  install_wheel "$work/newest" "$wheel" --upgrade "jax${PASSING_JAX:-}" "jaxlib${PASSING_JAX:-}"
+  install_wheel "$work/newest" "$wheel" --upgrade "jax${PASSING_JAX:-}" "jaxlib${PASSING_JAX:-}" flax
   # These tests trace and compile in one process, or compare what real hosts compute.
   pytest_in "$work/newest" tests/jax_passing/{test_errors,host/test_init,host/test_session}.py \
     tests/jax_passing/for_jax/test_{hosts,trampoline}.py \

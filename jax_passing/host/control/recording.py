@@ -93,8 +93,13 @@ class Recorder:
         self._threads = [each for each in self._threads if each.is_alive()]
         if self._threads and failure is None:  # as somebody asks again and again
             return
-        self._threads.append(threading.Thread(target=write, name="jax_passing-record", daemon=True))
-        self._threads[-1].start()
+        writer = threading.Thread(target=write, name="jax_passing-record", daemon=True)
+        try:
+            writer.start()
+        except RuntimeError:  # since Python 3.12 no thread begins while the interpreter ends, and then nobody else waits
+            write()
+        else:
+            self._threads.append(writer)
 
     def _joined(self) -> Event | None:
         """Returns how the session joined its last epoch. Devices, and sets of hosts, have jobs of their own."""
