@@ -96,7 +96,7 @@ class Recorder:
         writer = threading.Thread(target=write, name="jax_passing-record", daemon=True)
         try:
             writer.start()
-        except RuntimeError:  # since Python 3.12 no thread begins while the interpreter ends, and then nobody else waits
+        except RuntimeError:  # since Python 3.12 no thread begins while the interpreter ends: nobody waits then
             write()
         else:
             self._threads.append(writer)
