@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# BatchNorm of flax with axis_name and a mask takes the mean of the devices' means, as if all had as many valid rows. With
-# four valid rows on one device and one on the other it normalises by a mean of 51.25 instead of 22; and a device that has
-# padding alone makes the mean and variance of all devices NaN, and so the running statistics. That is how the last batch
-# of an epoch looks on several hosts. Both linen and nnx do so. Under jit, on the same sharded batch without axis_name,
-# they are right. Seen with flax 0.12.8 and 0.12.12 (flax's issue 2417 is about devices with other numbers of rows).
-# jax_passing's page "Collectives" says so where it names BatchNorm.
+# BatchNorm of flax with axis_name and a mask takes the mean of the devices' means, as if all had as many valid rows.
+# With four valid rows on one device and one on the other it normalises by a mean of 51.25 instead of 22; and a device
+# that has padding alone makes the mean and variance of all devices NaN, and so the running statistics. That is how the
+# last batch of an epoch looks on several hosts. Both linen and nnx do so. Under jit, on the same sharded batch without
+# axis_name, they are right. Seen with flax 0.12.8 and 0.12.12 (flax's issue 2417 is about devices with other numbers of
+# rows). jax_passing's page "Collectives" says so where it names BatchNorm.
 set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
