@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-from jax_passing.config import PREFIX
+from jax_passing.config import PREFIX, address_text
 from jax_passing.errors import JoinError
 from jax_passing.host.control.context import HostContext
 from jax_passing.host.control.outside import Transport, TransportEvents, WelcomedShard
@@ -66,6 +66,12 @@ def start(
 def planes_of(shards: Sequence[WelcomedShard]) -> int:
     """Returns how many planes of each switch the job uses."""
     return min(shard.welcome.planes for shard in shards)
+
+
+def data_names(shards: Sequence[WelcomedShard]) -> list[str]:
+    """Returns the addresses of all these planes, for people: one for each of the core's shards."""
+    planes, addresses = range(planes_of(shards)), [shard.data_address for shard in shards]
+    return [address_text(host, port + plane) for host, port in addresses for plane in planes]
 
 
 def _of_threads(key: bytes | None, threads: int) -> list[bytes]:

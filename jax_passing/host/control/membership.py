@@ -171,7 +171,7 @@ class Membership:
             rank=settings.rank,
             epoch=self.epoch,
             switches=[shard.name for shard in self.shards],
-            planes=epoch_transport.planes_of(self.shards),
+            data=epoch_transport.data_names(self.shards),
             ask=lambda shard, query: self.shards[shard].send(query),
             told=self._on_stall,
             programs=self._ledger.waiting,

@@ -102,10 +102,15 @@ class Shard:
         self.hello = None
         self.calls.call()
 
+    @property
+    def data_address(self) -> tuple[str, int]:
+        """Returns where packets to its first plane go."""
+        assert self.hello is not None
+        return self.hello.data_host or self.calls.contact.connection.host, self.hello.data_port
+
     def open_socket(self, planes: int) -> None:
         """`planes`: how many of the switch. Raises SwitchUnreachableError."""
-        assert self.hello is not None
-        host, port = self.hello.data_host or self.calls.contact.connection.host, self.hello.data_port
+        host, port = self.data_address
         try:
             self.socket = self._outside.open_socket(host, port, planes)
         except OSError as error:

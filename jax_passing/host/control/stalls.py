@@ -28,7 +28,7 @@ class Explanation(NamedTuple):
     gone: tuple[int, ...] = ()
 
 
-def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> Explanation:
+def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str, data: str) -> Explanation:
     """Returns whom the sum waits for.
 
     Args:
@@ -36,6 +36,7 @@ def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> 
       state: what the switch said about its slot; None if nothing.
       rank: this host's.
       switch: where that slot is.
+      data: where its packets go.
     """
     if stall.waits_for_gpu:
         return Explanation("It waits for this host's own GPU, which hasn't delivered what is to be sent next.", (rank,))
@@ -49,18 +50,18 @@ def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str) -> 
         text = state.trouble
     elif state.empty or state.sequence != stall.sequence:
         missing = state.missing
-        text = f"The switch at {switch} has this chunk from no rank, not even this one: does UDP reach its data port?"
+        text = f"The switch at {switch} has this chunk from no rank, not even this one: does UDP reach {data}?"
     elif state.complete:
         missing = ()
         text = (
-            f"The switch at {switch} has it from all ranks, but its answers don't arrive: does UDP from its data port "
+            f"The switch at {switch} has it from all ranks, but its answers don't arrive: does UDP from {data} "
             "reach us?"
         )
     else:
         missing = state.missing
         text = f"Missing: {state.who or names(missing)}." if missing else ""
         if missing == (rank,):
-            text += f" That is this one: does UDP reach the data port of the switch at {switch}?"
+            text += f" That is this one: does UDP reach {data}?"
         text = " ".join(filter(None, (text, state.trouble))) or "Nobody is missing any more."
     gone = tuple(sorted(set(missing) & set(state.left)))
     return Explanation(text + (f" Of these, {names(gone)} left the job." if gone else ""), missing, gone)
@@ -126,7 +127,7 @@ class StallReporter:
         rank: int,
         epoch: int,
         switches: Sequence[str],
-        planes: int = 1,
+        data: Sequence[str],
         ask: Callable[[int, Query], None],
         told: Callable[[str, Failure | None], None],
         programs: Callable[[], str],
@@ -136,20 +137,20 @@ class StallReporter:
         """
         Args:
           switches: their addresses.
-          planes: that the job uses of each, one shard each.
+          data: where the packets of each shard go. All switches have as many shards, one for each plane.
           ask: sends a question to one of them, by its index.
           told: takes a note for the error at the deadline, and a failure if the wait is in vain.
           programs: says which ones not all hosts run.
           note: is told of each stall.
         """
-        self._outside, self._ask, self._told, self._planes = outside, ask, told, planes
+        self._outside, self._ask, self._told, self._planes = outside, ask, told, len(data) // len(switches)
         self._asked: tuple[Stall, float] | None = None
         self._patience: Timer | None = None
         self._note = note
         self._advice = _GO_ON if is_elastic else _SAME_NUMBER
         self._rank = rank
         self._epoch = epoch
-        self._switches = switches
+        self._switches, self._data = switches, data
         self._programs = programs
         self._about: tuple[object, ...] = ()
         self._next_warning_s = self._awaited_next = 0.0
@@ -184,7 +185,7 @@ class StallReporter:
         `state`: what the stall's switch answered to `question`; None if nothing.
         """
         switch = self._switches[stall.shard // self._planes]
-        text, missing, gone = explain(stall, state, self._rank, switch)
+        text, missing, gone = explain(stall, state, self._rank, switch, self._data[stall.shard])
         note = f"{text} {self._programs()}".rstrip()
         where = f"epoch {self._epoch}"
         if _has_slot(stall):

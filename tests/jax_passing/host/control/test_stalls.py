@@ -12,26 +12,29 @@ from support.switch.control import StillOutside
     ("state", "order", "sentence", "gone"),
     [
         (None, False, "The switch at b:2 doesn't answer", ()),
-        (SlotState(left=(), empty=True, missing=(0, 1, 2)), False, "from no rank, not even this one", ()),
+        (SlotState(left=(), empty=True, missing=(0, 1, 2)), False, "not even this one: does UDP reach b:3?", ()),
         (SlotState(left=(2,), trouble="No way to tell."), False, "No way to tell.", ()),
         (SlotState(left=(), empty=False, sequence=8, missing=()), False, "from no rank", ()),
-        (SlotState(left=(), empty=False, sequence=9, complete=True), False, "answers don't arrive", ()),
+        (SlotState(left=(), empty=False, sequence=9, complete=True), False, "does UDP from b:3 reach us?", ()),
         (SlotState(left=(), empty=False, sequence=9, missing=(1, 2)), False, "Missing: ranks 1, 2.", ()),
-        (SlotState(left=(), empty=False, sequence=9, missing=(0,)), False, "That is this one: does UDP reach", ()),
+        (SlotState(left=(), empty=False, sequence=9, missing=(0,)), False, "That is this one: does UDP reach b:3?", ()),
         (SlotState(left=(2,), empty=False, sequence=9, missing=(1, 2)), False, "Of these, rank 2 left", (2,)),
         (SlotState(left=(2,)), True, "rank 0, which decides the order", ()),
         (SlotState(left=(0, 2)), True, "Of these, rank 0 left", (0,)),
     ],
 )
 def test_explanations(state, order, sentence, gone):
-    found = stalls.explain(Stall(waits_for_order=order), state, rank=0, switch="b:2")
+    found = stalls.explain(Stall(waits_for_order=order), state, rank=0, switch="b:2", data="b:3")
     assert sentence in found.text
     assert found.gone == gone
 
 
 def reporter(note=lambda text, **facts: None, rank=0):
     asks = {"ask": None, "told": None}  # it isn't asked for that here
-    return stalls.StallReporter(None, rank=rank, epoch=1, switches=["a:1", "b:2"], **asks, programs=str, note=note)
+    switches = ["a:1", "b:2"]
+    return stalls.StallReporter(
+        None, rank=rank, epoch=1, switches=switches, data=switches, **asks, programs=str, note=note
+    )
 
 
 def test_the_plane_of_a_stall():
@@ -43,7 +46,7 @@ def test_the_plane_of_a_stall():
         rank=0,
         epoch=1,
         switches=["a:1", "b:2"],
-        planes=4,
+        data=["a:1", "a:2", "a:3", "a:4", "b:2", "b:3", "b:4", "b:5"],
         ask=lambda switch, query: asked.append((switch, query.plane)),
         told=lambda note, failure: asked.append(note),
         programs=str,
@@ -51,12 +54,13 @@ def test_the_plane_of_a_stall():
     )
     several.ask(Stall(shard=5), 5.0)
     several.answer(0, SlotState(left=()))  # another switch
-    several.answer(1, SlotState(left=(), empty=False, sequence=9, missing=(1, 2)))
-    assert asked == [(1, 1), "Missing: ranks 1, 2."]
+    several.answer(1, SlotState(left=(), empty=False, sequence=9, missing=(0,)))
+    assert asked == [(1, 1), "Missing: rank 0. That is this one: does UDP reach b:3?"]
 
 
 def test_a_stall_of_this_hosts_gpu(caplog):
-    found = stalls.explain(Stall(waits_for_gpu=True), SlotState(left=(1,), missing=(1,)), rank=0, switch="b:2")
+    state = SlotState(left=(1,), missing=(1,))
+    found = stalls.explain(Stall(waits_for_gpu=True), state, rank=0, switch="b:2", data="b:3")
     assert "this host's own GPU" in found.text
     assert (found.missing, found.gone) == ((0,), ())
     reporter().report(Stall(waits_for_gpu=True), 5.0, None)
