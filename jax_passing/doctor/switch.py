@@ -31,27 +31,24 @@ def findings(seen: Seen, switch: str) -> list[Finding]:
     if not seen.passed:
         remedy = "Is it stopped, or another program, or do packets go elsewhere (data address)? See all of its log."
         return [answers, bad("packets", f"the switch greets, but doesn't let a job begin: {seen.broken}", remedy)]
-    return [answers, _packets(seen), _multicast(seen)]
+    return [answers, _packets(seen), *_threads(seen), _multicast(seen)]
 
 
 def _packets(seen: Seen) -> Finding:
     check = "packets"
-    first, last = seen.passed[0], seen.passed[-1]
+    first, last, data = seen.passed[0], seen.passed[-1], seen.data[0]
     long = f"{last.lanes} lanes ({last.packet_bytes} bytes, and those of IP and UDP)"
     raise_mtu = "Raise the MTU of all links on the way, or start the switch with a smaller --lanes-per-chunk."
     if last.trouble and not first.trouble:
-        return bad(
-            check, f"short ones go to {seen.data} and come back, those of {long} don't: {last.trouble}", raise_mtu
-        )
+        return bad(check, f"short ones go to {data} and come back, those of {long} don't: {last.trouble}", raise_mtu)
     if last.trouble:
-        remedy = f"Let UDP pass to {seen.data} and back: firewalls on both machines, and between them."
-        return bad(check, f"UDP to {seen.data}: {last.trouble}", remedy)
+        return bad(check, f"UDP to {data}: {last.trouble}", _let_pass(seen))
     if last.fragments:
-        return warning(check, f"those of {long} go to {seen.data} and come back, but only in fragments", raise_mtu)
+        return warning(check, f"those of {long} go to {data} and come back, but only in fragments", raise_mtu)
     tried, lost = (sum(getattr(one, name) for one in seen.passed) for name in ("tried", "lost"))
     round_trip_us = statistics.median(last.times_s) * 1e6
     text = (
-        f"{long} go to {seen.data} and come back, without fragments; the sum of two workers takes "
+        f"{long} go to {data} and come back, without fragments; the sum of two workers takes "
         f"{round_trip_us:.0f} us (median, from Python)"
     )
     if lost:
@@ -59,6 +56,31 @@ def _packets(seen: Seen) -> Finding:
             check, f"{text}; of {tried} chunks {lost} had to be sent again", "Look for what loses packets on the way."
         )
     return good(check, text)
+
+
+def _threads(seen: Seen) -> list[Finding]:
+    if not seen.passed_later:
+        return []
+    check, others = "threads", list(zip(seen.data[1:], seen.passed_later, strict=True))
+    if troubles := [f"UDP to {data}: {passed.trouble}" for data, passed in others if passed.trouble]:
+        return [bad(check, "; ".join(troubles), _let_pass(seen))]
+    text = f"each of the switch's {len(seen.data)} threads answers, at the UDP ports {_ports(seen)}"
+    tried, lost = (sum(getattr(passed, name) for _, passed in others) for name in ("tried", "lost"))
+    if lost:
+        again = f"of {tried} chunks {lost} had to be sent again"
+        return [warning(check, f"{text}; {again}", "Look for what loses packets on the way.")]
+    return [good(check, text)]
+
+
+def _let_pass(seen: Seen) -> str:
+    where = "firewalls on both machines, and between them"
+    if len(seen.data) == 1:
+        return f"Let UDP pass to {seen.data[0]} and back: {where}."
+    return f"Let UDP to ports {_ports(seen)} pass, and back: {where}. Or start the switch with --threads 1."
+
+
+def _ports(seen: Seen) -> str:
+    return " to ".join(data.rpartition(":")[2] for data in (seen.data[0], seen.data[-1]))
 
 
 def _multicast(seen: Seen) -> Finding:

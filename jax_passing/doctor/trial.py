@@ -16,7 +16,16 @@ from jax_passing import job_names
 from jax_passing.config import address_text
 from jax_passing.conformance.live.data_socket import GroupSocket
 from jax_passing.conformance.live.group_checks import hear
-from jax_passing.conformance.live.joining import ANSWER_S, GroupAnswer, Joined, RefusedError, WorkerEnd, join, leave
+from jax_passing.conformance.live.joining import (
+    ANSWER_S,
+    GroupAnswer,
+    Joined,
+    RefusedError,
+    WorkerEnd,
+    at_plane,
+    join,
+    leave,
+)
 from jax_passing.conformance.switch_under_test import UntestableError
 from jax_passing.errors import AuthenticationError, PassingError, SwitchUnreachableError
 from jax_passing.host.control.control_connection import ControlConnection
@@ -63,9 +72,10 @@ class Seen:
       refused: why the switch didn't take the trial.
       broken: any other failure of it.
       connect_s: how long it took to hear the switch's greeting.
-      data: where packets go.
+      data: the addresses of the planes that the trial's job had, in order: packets go there.
       lanes: of the longest packets.
       passed: the shortest packets, then the longest, then these in fragments if they didn't pass without.
+      passed_later: the shortest packets to each plane but the first, if that one has answered.
       offers_group: whether there is a multicast group.
       deaf: why that isn't heard.
     """
@@ -75,9 +85,10 @@ class Seen:
     refused: str = ""
     broken: str = ""
     connect_s: float = 0.0
-    data: str = ""
+    data: Sequence[str] = ()
     lanes: int = LANES_MAX
     passed: list[Passed] = field(default_factory=list)
+    passed_later: list[Passed] = field(default_factory=list)
     offers_group: bool = False
     deaf: str = ""
 
@@ -104,8 +115,9 @@ def look(address: tuple[str, int], key: bytes | None, job: str) -> Seen:
         seen.locked = str(error)
         return seen
     try:
-        with _joined(address, name, key, partial(_note_offer, seen)) as joined:
+        with _joined(address, name, key, partial(_note_offer, seen), hello.planes) as joined:
             _try_packets(joined, seen)
+            _try_other_planes(joined, seen)
         if seen.offers_group:
             with _joined(address, name + "g", key, partial(_listen, seen)) as joined:
                 if not seen.deaf and not joined.welcome.multicast:
@@ -132,13 +144,15 @@ def _listen(seen: Seen, workers: Sequence[WorkerEnd], offers: Sequence[messages.
 
 
 @contextmanager
-def _joined(address: tuple[str, int], name: str, key: bytes | None, answer: GroupAnswer) -> Iterator[Joined]:
+def _joined(
+    address: tuple[str, int], name: str, key: bytes | None, answer: GroupAnswer, planes: int = 1
+) -> Iterator[Joined]:
     workers: list[WorkerEnd] = []
     group: GroupSocket | None = None
     try:
         for _ in range(WORKERS):
             workers.append(WorkerEnd(address, name, key))
-        joined = join(workers, name, answer, JOIN_S)
+        joined = join(workers, name, answer, JOIN_S, planes)
         group = joined.group
         yield joined
         leave(workers)
@@ -152,7 +166,7 @@ def _joined(address: tuple[str, int], name: str, key: bytes | None, answer: Grou
 def _try_packets(joined: Joined, seen: Seen) -> None:
     welcome = joined.welcome
     host, port = joined.workers[0].data_address
-    seen.data = address_text(host, port)
+    seen.data = [address_text(host, port + plane) for plane in range(welcome.planes)]
     header_bytes = HEADER.size + (TAG_BYTES if joined.tags is not None else 0)
     seen.lanes = most = welcome.lanes_per_chunk
     position = 0
@@ -163,13 +177,35 @@ def _try_packets(joined: Joined, seen: Seen) -> None:
             worker.udp.let_fragments(fragments)
         passed = Passed(lanes, header_bytes + 4 * lanes, fragments)
         seen.passed.append(passed)
-        for _ in range(min(CHUNKS, welcome.slot_count)):
-            _try_chunk(joined, position, passed)
-            position += 1
-            if passed.trouble:
-                break
+        position = _try_chunks(joined, position, passed)
         if (lanes == most) != bool(passed.trouble):
             return  # short ones are lost as well, or the longest pass
+
+
+def _try_other_planes(joined: Joined, seen: Seen) -> None:
+    """Sends the shortest packets to each port but the first."""
+    shortest = seen.passed[0]
+    if shortest.trouble:
+        return  # as likely as not UDP to these is lost as well, and each would take seconds
+    for plane in range(1, len(seen.data)):
+        passed = Passed(shortest.lanes, shortest.packet_bytes)
+        seen.passed_later.append(passed)
+        try:
+            for worker in joined.workers:
+                worker.control.send(messages.Heartbeat())  # silent planes may take longer than our lease
+            _try_chunks(at_plane(joined, plane), 0, passed)
+        except OSError as error:
+            passed.trouble = str(error)
+
+
+def _try_chunks(joined: Joined, position: int, passed: Passed) -> int:
+    """Tries chunks from this position on, until one is lost. Returns the next position."""
+    for _ in range(min(CHUNKS, joined.welcome.slot_count)):
+        _try_chunk(joined, position, passed)
+        position += 1
+        if passed.trouble:
+            break
+    return position
 
 
 def _try_chunk(joined: Joined, position: int, passed: Passed) -> None:

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -36,6 +36,7 @@ class WorkerEnd:
         hello = self.control.hello
         self.instance = hello.instance
         self.data_address = (hello.data_host or self.control.switch_host, hello.data_port)
+        self.planes = hello.planes
         self.udp = DataSocket(self.control.own_host)
         self.udp.set_switch(*self.data_address)
 
@@ -89,7 +90,9 @@ class Joined:
     tags: JobTags | None
 
 
-def join_request(job: str, rank: int, world_size: int, switch: str, udp_port: int, wait_s: float) -> messages.Join:
+def join_request(
+    job: str, rank: int, world_size: int, switch: str, udp_port: int, wait_s: float, planes: int = 1
+) -> messages.Join:
     """Makes what a worker says to join. `switch`: its instance."""
     return messages.Join(
         protocol_version=messages.PROTOCOL_VERSION,
@@ -100,16 +103,17 @@ def join_request(job: str, rank: int, world_size: int, switch: str, udp_port: in
         udp_port=udp_port,
         instance=uuid.uuid4().hex,
         join_deadline_s=wait_s,
+        planes=planes,
     )
 
 
-def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: float) -> Joined:
-    """Has the workers join the job, and wait for `wait_s` at most until it starts.
+def join(workers: Sequence[WorkerEnd], job: str, answer: GroupAnswer, wait_s: float, planes: int = 1) -> Joined:
+    """Has the workers join the job, and wait for `wait_s` at most until it starts. `planes`: at most these.
 
     Raises RefusedError, UntestableError, OSError or msgspec.DecodeError.
     """
     for rank, worker in enumerate(workers):
-        worker.control.send(join_request(job, rank, len(workers), worker.instance, worker.udp.port, wait_s))
+        worker.control.send(join_request(job, rank, len(workers), worker.instance, worker.udp.port, wait_s, planes))
     until = time.monotonic() + wait_s + ANSWER_S  # the switch has given up before, and said why
     first = [_offer_or_welcome(worker.control, until) for worker in workers]
     offers = [message for message in first if isinstance(message, messages.GroupOffer)]
@@ -141,6 +145,18 @@ def _seal(joined: Joined, tags: JobTags) -> None:
         worker.udp.open = partial(tags.opened, tags.results)
     if joined.group is not None:
         joined.group.open = partial(tags.opened, tags.results)
+
+
+def at_plane(joined: Joined, plane: int) -> Joined:
+    """Has the workers' sockets speak to that plane of the switch. Raises OSError."""
+    for worker in joined.workers:
+        host, port = worker.data_address
+        worker.udp.set_switch(host, port + plane)
+    if joined.tags is None:
+        return joined
+    there = replace(joined, tags=(tags := joined.tags.at_plane(plane)))
+    _seal(there, tags)
+    return there
 
 
 def leave(workers: Sequence[WorkerEnd]) -> None:

@@ -47,10 +47,10 @@ def _sip_hash(key: Sequence[int], words: Sequence[int]) -> int:
 
 
 class PacketKey:
-    """By this key packets have tags. `secret`: as a welcome has it."""
+    """By this key packets have tags at one plane of a switch. `secret`: as a welcome has it."""
 
-    def __init__(self, secret: bytes):
-        words = struct.unpack(f">2Q{2 * KEY_WORDS}I", keys.packet_key(secret))
+    def __init__(self, secret: bytes, plane: int = 0):
+        words = struct.unpack(f">2Q{2 * KEY_WORDS}I", keys.of_plane(keys.packet_key(secret), plane))
         self._sip, self._first, self._second = words[:2], words[2 : 2 + KEY_WORDS], words[2 + KEY_WORDS :]
 
     def _fingerprint(self, lanes: Sequence[int], at: int) -> int:
@@ -69,20 +69,25 @@ class PacketKey:
 
 
 class JobTags:
-    """The tags of a job at a live switch, put on what is sent to it and taken off what comes from it.
+    """The tags of a job at one plane of a live switch, put on what is sent to it and taken off what comes from it.
 
     Attributes:
       contributions: each worker's key, by its number.
       results: the key of the job's results.
     """
 
-    def __init__(self, contributions: Sequence[bytes], results: bytes):
+    def __init__(self, contributions: Sequence[bytes], results: bytes, plane: int = 0):
         """Makes the keys of these secrets."""
-        self.contributions = [PacketKey(secret) for secret in contributions]
-        self.results = PacketKey(results)
+        self._secrets = contributions, results
+        self.contributions = [PacketKey(secret, plane) for secret in contributions]
+        self.results = PacketKey(results, plane)
         self._completed = 0  # the furthest position to which all workers have contributed
         # Positions of complete chunks, by sequence: several where exchanges jump from one wrap to another.
         self._positions: defaultdict[int, set[int]] = defaultdict(set)
+
+    def at_plane(self, plane: int) -> "JobTags":
+        """Returns those of the same job there, before its first packet."""
+        return JobTags(*self._secrets, plane)
 
     def position(self, sequence: int) -> int:
         """Returns the position of this sequence that is nearest to the last one that all workers have reached."""

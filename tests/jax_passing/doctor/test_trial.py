@@ -32,7 +32,7 @@ def switch():
     started = []
 
     def start(**changes):
-        started.append(SwitchThread(**changes))
+        started.append(SwitchThread(**{"threads": 1, **changes}))
         return started[-1]
 
     yield start
@@ -155,6 +155,34 @@ def test_a_switch_that_adds_wrongly(switch, monkeypatch):
     _, found = findings(switch(multicast=False))
     assert found["packets"].state == State.BAD
     assert "sum of a chunk is wrong" in found["packets"].reason
+
+
+@pytest.mark.parametrize("has_key", [False, True])
+def test_all_threads_answer(switch, tmp_path, has_key):
+    key = keys.new_key()
+    key_file = write_key(tmp_path / "switch.key", keys.SWITCH, key) if has_key else None
+    seen, found = findings(switch(threads=2, key_file=key_file), keys.job_key(key, JOB) if has_key else None)
+    assert states(found) == dict.fromkeys(("switch", "packets", "threads", "multicast"), State.GOOD), found
+    (passed,) = seen.passed_later
+    assert len(passed.times_s) == passed.tried == trial.CHUNKS
+    assert "each of the switch's 2 threads answers" in found["threads"].reason
+
+
+def test_a_thread_whose_port_nothing_reaches(switch, monkeypatch):
+    """A firewall lets UDP to the first port pass alone."""
+    running = switch(threads=2, multicast=False)
+    host, port = parse_address(running.address)
+    send = DataSocket.send_raw
+    monkeypatch.setattr(
+        DataSocket, "send_raw", lambda self, packet: send(self, packet) if self._switch[1] == port else None
+    )
+    monkeypatch.setattr(trial, "ANSWER_S", 1.0)
+    monkeypatch.setattr(trial, "TRIES", 2)
+    _, found = findings(running)
+    assert (found["packets"].state, found["threads"].state) == (State.GOOD, State.BAD)
+    assert found["threads"].reason == f"UDP to {host}:{port + 1}: no answer to 2 packets of 24 bytes"
+    assert f"Let UDP to ports {port} to {port + 1} pass" in found["threads"].remedy
+    assert "--threads 1" in found["threads"].remedy
 
 
 def test_a_key(switch, tmp_path):
