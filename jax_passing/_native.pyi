@@ -16,6 +16,15 @@ class UdpSocket:
     def to_port(self, port: int) -> UdpSocket:
         """Makes another one, from this one's own port to another port of the switch. Raises OSError."""
 
+    def lanes_that_fit(self) -> int:
+        """How many lanes a packet with a tag may have, as far as the kernel knows the path. Raises OSError."""
+
+    def probe_path(self, nonce: int, lanes: int) -> None:
+        """Sends a probe of the path that nobody may cut: xla_ffi/wire/probe.h."""
+
+    def hears_path(self, nonce: int, lanes: int) -> bool:
+        """Takes what has arrived; True if that probe is among it."""
+
     def join_group(self, address: str, port: int, *, job: int, epoch: int, nonce: int) -> None:
         """Hears, beside its own packets, what the switch sends to an IPv4 multicast group. Raises OSError."""
 
@@ -290,6 +299,7 @@ class SoftwareDataPlane:
         keys: tuple[Sequence[bytes], bytes] | None = None,
         reach: int = ...,
         own_addresses: Sequence[str],
+        lanes_per_chunk: int,
         ports_apart: bool = False,
     ) -> None:
         """Takes the parent's socket. `keys`: of each worker's contributions, and of results, if packets have tags.
@@ -299,6 +309,7 @@ class SoftwareDataPlane:
     def probe(
         self, *, group: tuple[tuple[str, int], str], job: int, epoch: int, nonce: int, lanes: int
     ) -> None: ...  # raises OSError
+    def path_nonce(self, host: str) -> int: ...
     def stop_multicast(self, job: int) -> None: ...
     def hears_parents_group(self, job: int) -> bool: ...
     def remove_job(self, job: int) -> None: ...
@@ -327,6 +338,7 @@ class SlotPool:
         keys: tuple[Sequence[bytes], bytes] | None = None,
         parent_keys: tuple[bytes, bytes] | None = None,
         reach: int = ...,
+        lanes_per_chunk: int = ...,
     ) -> None:
         """`parent`: (job, epoch, first slot, worker, address) of it there. Raises ValueError."""
 

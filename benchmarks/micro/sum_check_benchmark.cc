@@ -12,7 +12,7 @@
 namespace passing {
 namespace {
 
-constexpr uint32_t kDataLanes = wire::kMaxLanes - SumCheck::kLanes;
+constexpr uint32_t kDataLanes = wire::kLanesAtMtu1500 - SumCheck::kLanes;
 
 std::vector<uint8_t> Packet() {
   std::vector<uint8_t> lanes(size_t{4} * wire::kMaxLanes);

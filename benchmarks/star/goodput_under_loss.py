@@ -22,7 +22,7 @@ from star_contenders import CONTENDERS
 from star_network import StarError, StarNetwork, run
 from star_running import Running, Tensors
 
-from jax_passing.protocol.packet import LANES_MAX
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 
 RATES = (0.0, 0.0001, 0.001, 0.01, 0.05, 0.20)
 WARM_UPS = 2  # they compile, and learn the order of sums
@@ -69,7 +69,7 @@ def measure(running: Running, tensors: Tensors, rate: float, sums: int, iteratio
 
 def measure_all(arguments: argparse.Namespace, console: Console) -> list[Measured]:
     tensors = Tensors((int(arguments.mebibytes * 2**18),), "float32")
-    packets_a_sum = arguments.hosts * (tensors.elements[0] // LANES_MAX + 1)
+    packets_a_sum = arguments.hosts * (tensors.elements[0] // LANES_AT_MTU_1500 + 1)
     sums = -(-arguments.packets // packets_a_sum)
     with StarNetwork(arguments.hosts, arguments.gbit) as star, socket.socket(socket.AF_UNIX) as listener:
         one_packet_a_frame(star)

@@ -115,7 +115,7 @@ def run(hosts: int, arguments: argparse.Namespace, console: Console) -> list[Cas
     machines = max([hosts, *(host + 1 for name in names for host in CONTENDERS[name].switch_hosts(hosts))])
     with (
         console.status("building the star") as status,
-        StarNetwork(machines, arguments.gbit) as star,
+        StarNetwork(machines, arguments.gbit, arguments.mtu) as star,
         socket.socket(socket.AF_UNIX) as listener,
     ):
         if arguments.loss:
@@ -221,6 +221,7 @@ def main() -> None:
     add = parser.add_argument
     add("--hosts", type=_counts, default=[4], help="one or several: 2,4,8")
     add("--gbit", type=float, default=1.0, help="rate of every link in each direction; 0: not shaped")
+    add("--mtu", type=int, default=1500, help="of every link (with JAX_PASSING_SWITCH_LANES_PER_CHUNK=2232)")
     add("--mebibytes", type=_numbers, default=[64.0], help="size of a sum, one or several: 0.001,1,64")
     add("--dtype", choices=("float32", "bfloat16", "int32"), default="float32", help="bfloat16: not in MPI")
     add("--tree", choices=("gpt2",), help="sums the gradients of GPT-2 small instead: 148 leaves")

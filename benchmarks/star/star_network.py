@@ -61,16 +61,17 @@ class StarNetwork:
       folder: temporary files, removed at the end.
     """
 
-    def __init__(self, hosts: int, gbit: float):
+    def __init__(self, hosts: int, gbit: float, mtu: int = 1500):
         """
         Args:
           hosts: 1 to 100.
           gbit: rate of every link in each direction, in 1e9 bits/s with Ethernet headers; 0: not shaped.
+          mtu: of every link, in bytes.
         """
         if not 1 <= hosts <= 100:
             raise StarError(f"{hosts} hosts: a star has 1 to 100.")
         self.hosts = hosts
-        self.gbit = gbit
+        self.gbit, self._mtu = gbit, mtu
         self._prefix = f"star{os.getpid()}-"
         self._processes: list[subprocess.Popen[bytes]] = []
         self._handlers: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
@@ -164,9 +165,11 @@ class StarNetwork:
         links = [f"link add name bridge address {mac(SWITCH)} type bridge"]
         for host in range(self.hosts):
             links.append(
-                f"link add eth0 netns {self.namespace(host)} address {mac(host)} type veth peer name port{host}"
+                f"link add eth0 netns {self.namespace(host)} address {mac(host)} mtu {self._mtu} type veth peer name "
+                f"port{host} mtu {self._mtu}"
             )
             links.append(f"link set port{host} master bridge up")
+        links.append(f"link set bridge mtu {self._mtu}")
         _batch("ip", switch, [*links, *self._addresses(SWITCH, "bridge", range(self.hosts))])
         for host in range(self.hosts):
             _batch("ip", self.namespace(host), self._addresses(host, "eth0", [h for h in everybody if h != host]))

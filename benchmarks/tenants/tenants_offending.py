@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from jax_passing.config import parse_address
 from jax_passing.protocol import control_messages as messages
-from jax_passing.protocol.packet import LANES_MAX
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 
 COUNT = 1000
 UDP_SEGMENT = 103
-PACKET_BYTES = 20 + 4 * LANES_MAX
+PACKET_BYTES = 20 + 4 * LANES_AT_MTU_1500
 
 
 class Connection:
@@ -212,7 +212,7 @@ def _number_of_a_job(address: tuple[str, int]) -> tuple[socket.socket, int]:
 
 
 def _header(job: int, epoch: int, slot: int, sequence: int, version: int) -> bytes:
-    return struct.pack(">BBBBHHHHIBBH", 0x9A, 1, 1, 0, job, epoch, 0, slot, sequence, version, 1, LANES_MAX)
+    return struct.pack(">BBBBHHHHIBBH", 0x9A, 1, 1, 0, job, epoch, 0, slot, sequence, version, 1, LANES_AT_MTU_1500)
 
 
 def _flood(
@@ -221,7 +221,7 @@ def _flood(
     begun: Callable[[], None],
     now_and_then: Callable[[], None] = lambda: None,
 ) -> None:
-    lanes, position, beat_s = bytes(4 * LANES_MAX), 0, 0.0
+    lanes, position, beat_s = bytes(4 * LANES_AT_MTU_1500), 0, 0.0
     segments = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("H", PACKET_BYTES))]
     begun()
     while True:

@@ -34,7 +34,7 @@ from jax_passing.protocol.alike import protocol_difference
 from jax_passing.protocol.packet import (
     CONTRIBUTION,
     HEADER,
-    LANES_MAX,
+    LANES_AT_MTU_1500,
     RESULT,
     TAG_BYTES,
     MalformedError,
@@ -86,7 +86,7 @@ class Seen:
     broken: str = ""
     connect_s: float = 0.0
     data: Sequence[str] = ()
-    lanes: int = LANES_MAX
+    lanes: int = LANES_AT_MTU_1500
     passed: list[Passed] = field(default_factory=list)
     passed_later: list[Passed] = field(default_factory=list)
     offers_group: bool = False

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from jax_passing.config import SHARDS_MAX, Seconds
-from jax_passing.protocol.message_fields import JobName, Name, Port, Rank, Reason, Text, Threads, Version
+from jax_passing.protocol.message_fields import JobName, Lanes, Name, Nonce, Port, Rank, Reason, Text, Threads, Version
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 
 PROTOCOL_VERSION = 14
 
@@ -27,8 +28,9 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
     """A switch says first who it is, and where packets go. `secured`: a caller must have a key, and speak TLS from
     the first byte on. By TLS it is the switch's own word. `lease_s`: a host that joins or meets others here, and is
     silent for so long, is lost, and so is the switch. `token`: names this connection in a Lifeline. `planes`: its
-    threads, each of which takes packets at a port of its own: `data_port` and those that follow. Another version's may
-    say more."""
+    threads, each of which takes packets at a port of its own: `data_port` and those that follow. `lanes`: the most that
+    a packet may have here if its path carries more than all paths do; `path_nonce`: with this number the switch sends
+    probes of the path back to the caller then. Another version's may say more."""
 
     protocol_version: Version
     data_host: str  # for racks' switches an IP address; empty: the host of this connection
@@ -38,6 +40,8 @@ class Hello(Message, frozen=True, forbid_unknown_fields=False):
     lease_s: Seconds = 30.0
     token: Text = ""
     planes: Threads = 1
+    lanes: Lanes = LANES_AT_MTU_1500
+    path_nonce: Nonce = 0
 
 
 class ForeignJoin(Message, frozen=True, tag="join", forbid_unknown_fields=False):

@@ -28,7 +28,7 @@ from jax_passing.protocol.message_fields import (
     Text,
     Threads,
 )
-from jax_passing.protocol.packet import WORKERS_MAX
+from jax_passing.protocol.packet import LANES_AT_MTU_1500, WORKERS_MAX
 
 
 class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +36,8 @@ class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     all hosts, by name; one that isn't there is empty. `lease_s`: how long it may be silent, and the switch as well,
     unless the switch's own lease is shorter. `started_as`: the rank that its launcher gave it, if its session is
     elastic: people know it by that. `host_name`: its machine's. `host_nonce`: drawn for this epoch, for the key of
-    confidential sums. `planes`: the least of those switches. `threads`: how many it wants to sum with."""
+    confidential sums. `planes`: the least of those switches. `threads`: how many it wants to sum with. `lanes`: the
+    most of a packet that its path to the switch carries."""
 
     link_gbit: Gbit | None = None
     alike: Facts = msgspec.field(default_factory=dict)
@@ -46,6 +47,7 @@ class Join(ForeignJoin, frozen=True, forbid_unknown_fields=True):
     host_nonce: HostNonce = b""
     planes: Threads = 1
     threads: Threads = 1
+    lanes: Lanes = LANES_AT_MTU_1500
 
 
 class GroupOffer(Message, frozen=True):

@@ -15,7 +15,8 @@ STICKY = NAN | POS_INF | NEG_INF  # the flags that the switch ors over all worke
 # lanes of the result.
 BARE, NO_RESULT = 8, 16
 SUM, MAX = 1, 2
-LANES_MAX = 360  # so that a packet fits into an MTU of 1500
+LANES_AT_MTU_1500 = 360  # every path carries so many, with a tag
+LANES_MAX = 2232  # so that a packet fits into an MTU of 9000
 KEY_WORDS = LANES_MAX // 2 + 1  # for one half of the lanes (xla_ffi/wire/packet_key.h)
 WORKERS_MAX = 64  # of one switch: bits of a slot's bitmap
 PORT, GROUP_PORT = 7171, 7170  # UDP, unless others are chosen: a switch's first, and that of all its multicast groups

@@ -30,6 +30,16 @@ class PlaneSockets:
     def port(self) -> int:
         return self.planes[0].port
 
+    def lanes_that_fit(self) -> int:
+        return self.planes[0].lanes_that_fit()
+
+    def probe_path(self, nonce: int, lanes: int) -> None:
+        """All planes are on one machine: so a probe to the first one is enough."""
+        self.planes[0].probe_path(nonce, lanes)
+
+    def hears_path(self, nonce: int, lanes: int) -> bool:
+        return self.planes[0].hears_path(nonce, lanes)
+
     def join_group(self, address: str, port: int, *, job: int, epoch: int, nonce: int) -> None:
         """Has each socket hear what its own plane sends to the group. Raises OSError or ValueError."""
         for each in self.planes:

@@ -6,6 +6,7 @@ from jax_passing import _native
 from jax_passing.conformance import run
 from jax_passing.conformance.exchanges.exchange import Played
 from jax_passing.conformance.exchanges.model import Limits, State
+from jax_passing.protocol.packet import LANES_AT_MTU_1500, LANES_MAX
 
 FARTHEST = (1 << 31) - 1  # a reach in which all sequences are
 
@@ -15,8 +16,8 @@ class SlotPool:
 
     name = "C++ slot pool"
 
-    def __init__(self, reach=None):
-        self.limits = Limits(reach=reach)
+    def __init__(self, reach=None, lanes=LANES_AT_MTU_1500):
+        self.limits = Limits(lanes_per_chunk=lanes, reach=reach)
         self._pool = _native.SlotPool(slot_count=64)
 
     def play(self, exchange):
@@ -33,6 +34,7 @@ class SlotPool:
                 parent=None
                 if parent is None
                 else (parent.job, parent.epoch, parent.slot_first, parent.worker, addresses[str(parent.address)]),
+                lanes_per_chunk=self.limits.lanes_per_chunk,
                 reach=FARTHEST if self.limits.reach is None else self.limits.reach,
             )
         jobs = {job.number: job for job in exchange.jobs}
@@ -78,6 +80,12 @@ def failures(device, exchanges):
 @REACHES
 def test_cases(reach):
     device = SlotPool(reach)
+    assert failures(device, run.cases(device.limits, seed=0, exchanges=0)) == {}
+
+
+@pytest.mark.slow  # the model is in Python, and adds up six times as many lanes
+def test_cases_of_long_packets():
+    device = SlotPool(reach=1024, lanes=LANES_MAX)
     assert failures(device, run.cases(device.limits, seed=0, exchanges=0)) == {}
 
 

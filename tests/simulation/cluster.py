@@ -87,6 +87,8 @@ class Cluster:
             slots_per_job=one.slots_per_job,
             parent=one.parent,
             switch_key=switch_key(one.key),
+            lanes_that_fit=one.lanes_that_fit,
+            passes_what_fits=one.passes_what_fits,
         )
 
     def _add_sites(self):

@@ -4,6 +4,7 @@ from random import Random
 
 from msgspec.structs import replace
 
+from jax_passing.protocol.packet import LANES_AT_MTU_1500, LANES_MAX
 from simulation.intrusion import check_sums, leave_open, tag_packets
 from simulation.plan import LIFE_S, Fault, Host, Job, Link, Plan, Site, Switch
 
@@ -47,7 +48,23 @@ def from_seed(seed: int) -> Plan:
         refuses=random.choice([0.0, 0.2]) if rare else 0.0,
         first_position=random.choice([0, 2**32 - 1 - random.randrange(50)]),
     )
-    return random.choice([leave_open, leave_open, leave_open, tag_packets, tag_packets, check_sums])(random, plan)
+    plan = random.choice([leave_open, leave_open, leave_open, tag_packets, tag_packets, check_sums])(random, plan)
+    return _lengthen_packets(random, plan) if random.random() < 0.3 else plan
+
+
+def _lengthen_packets(random: Random, plan: Plan) -> Plan:
+    """Some switches take longer packets, and so do some paths, or seem to."""
+
+    def with_path(machine):
+        fit = random.choice([LANES_AT_MTU_1500, 1000, LANES_MAX, LANES_MAX, 2 * LANES_MAX])
+        return replace(machine, lanes_that_fit=fit, passes_what_fits=random.random() < 0.85)
+
+    switches = [with_path(one) for one in plan.switches]
+    for index, one in enumerate(switches):
+        if not one.whole_chunks and random.random() < 0.9:  # as many slots of longer chunks take more room
+            lanes, more = random.choice([721, 1100, LANES_MAX]), {"slot_total": 8 * one.slot_total}
+            switches[index] = replace(one, lanes_per_chunk=lanes, slots_per_job=8 * one.slots_per_job, **more)
+    return replace(plan, switches=tuple(switches), hosts=tuple(map(with_path, plan.hosts)))
 
 
 def _link(random: Random) -> Link:

@@ -35,6 +35,8 @@ class HostSocket:
     def __init__(self, process, address, planes):
         self._socket, self._on_event = SimulatedSocket(process, address, planes), process.world.on_event
         self.planes, self.port = self._socket.planes, self._socket.port
+        self.lanes_that_fit = self._socket.lanes_that_fit
+        self.probe_path, self.hears_path = self._socket.probe_path, self._socket.hears_path
 
     def join_group(self, offer, on_heard):
         for number in self.planes:
@@ -286,6 +288,7 @@ class HostMachine(Machine):
     def __init__(self, cluster, plan: Host, job: Job):
         super().__init__(cluster.world, f"10.1.{plan.number // 250}.{plan.number % 250 + 1}")
         self.plan, self._job, self._cluster = plan, job, cluster
+        self.lanes_that_fit, self.passes_what_fits = plan.lanes_that_fit, plan.passes_what_fits
         self.records: list[SessionRecord] = []
         self.is_done = False
         self._sessions_left, self._tries_left = plan.sessions, plan.tries

@@ -37,7 +37,7 @@ class PacketlessDataPlane(RecordingDataPlane):
         self.offered = MulticastGroup("239.192.0.1", 7170, own_address) if self._world.happens(0.5) else None
         return self.offered
 
-    def probe(self, group, job, epoch, nonce): ...
+    def probe(self, group, job, epoch, nonce, lanes): ...
 
 
 def packetless_world(seed, line_delay_s=LINE_DELAY_S):

@@ -42,6 +42,8 @@ class Switch(Struct):
     takes_bare: bool = True
     multicast: bool = True
     has_one_port: bool = False
+    lanes_that_fit: int = 360  # into a packet that its network card sends
+    passes_what_fits: bool = True  # the network does, of the longest of them
     key: int = 0  # which one; 0: none
     tags: bool = False  # it can, as soon as it has a key
     threads: int = 1
@@ -92,6 +94,8 @@ class Host(Struct):
     tries: int = 3
     until_s: float | None = None
     does: str = ""
+    lanes_that_fit: int = 360  # as a switch's
+    passes_what_fits: bool = True
 
     @property
     def is_stranger(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from simulation.plan import Link, Plan
+from simulation.plan import Job, Link, Plan, Site
 
 TRIALS_MAX = 400
 
@@ -68,14 +68,22 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
             yield replace(plan, **{name: type(getattr(plan, name))()})
 
 
-def _smaller_jobs(job):
+def _smaller_jobs(job: Job) -> Iterator[Job]:
     if job.world_size > 1:
-        yield replace(job, world_size=job.world_size - 1)
+        sites = tuple(_with_leaves(site, site.leaves, job.world_size - 1) for site in job.sites)
+        yield replace(job, world_size=job.world_size - 1, sites=sites)
     if len(job.programs) > 1:
         yield replace(job, programs=job.programs[:1])
     if job.executions > 1:
         yield replace(job, executions=job.executions // 2)
     if len(job.programs[0]) > 1:
         yield replace(job, programs=(job.programs[0][:1], *job.programs[1:]))
-    if any(leaf > 1 for site in job.sites for leaf in site.leaves):
-        yield replace(job, sites=tuple(replace(site, leaves=(max(1, site.leaves[0] // 4),)) for site in job.sites))
+    sites = tuple(_with_leaves(site, (site.leaves[0] // 4,), job.world_size) for site in job.sites)
+    if sum(sum(site.leaves) for site in sites) < sum(sum(site.leaves) for site in job.sites):
+        yield replace(job, sites=sites)
+
+
+def _with_leaves(site: Site, leaves: tuple[int, ...], world_size: int) -> Site:
+    """Each leaf has an element at least and, where each rank has a row of it, as many for each."""
+    rows = 1 if site.moves == "all" else world_size
+    return replace(site, leaves=tuple(max(1, -(-elements // rows)) * rows for elements in leaves))

@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 from weakref import WeakValueDictionary, finalize
 
 from jax_passing.protocol.keys import KEY_BYTES, pair_of_plane
-from jax_passing.protocol.packet import WORKERS_MAX
+from jax_passing.protocol.packet import LANES_AT_MTU_1500, WORKERS_MAX
 from jax_passing.switch.data_planes.data_plane import DataPlane, DataPlaneError, SlotVersion, group_of
 from jax_passing.switch.data_planes.software import keys_of_plane
 from jax_passing.switch.server.control_plane import ControlPlane
@@ -16,6 +16,7 @@ from simulation.world import Machine, Process, World
 
 PORT = 7171  # for connections and packets
 LEASE_S = 1.5
+NONCE = 7  # of probes of paths
 EPOCHS_KNOWN_MAX = 1000  # some of them are over, but not all hosts know it yet
 
 
@@ -42,6 +43,7 @@ class SimulatedSocket:
     def __init__(self, process: Process, address: tuple[str, int], planes: int):
         self._machine = process.machine
         self._packets = process.world.packets
+        self._is_probed = False
         self.port = self._machine.take_port()
         own, (host, port) = (self._machine.number, self.port), address
         self.planes = [self._packets.open(own, endpoint((host, port + plane))) for plane in range(planes)]
@@ -60,6 +62,15 @@ class SimulatedSocket:
 
     def hears_group(self):
         return all(self._packets.hears_group(number) for number in self.planes)
+
+    def lanes_that_fit(self):
+        return self._machine.lanes_that_fit
+
+    def probe_path(self, nonce, lanes):
+        self._is_probed = self._machine.passes_what_fits
+
+    def hears_path(self, nonce, lanes):
+        return self._is_probed and nonce == NONCE
 
     def leave_group(self):
         for number in self.planes:
@@ -113,9 +124,12 @@ class SimulatedDataPlane:
         self._sockets[socket.planes[0]] = socket
         return socket
 
-    def probe(self, group, job, epoch, nonce):
-        lanes, to = self.lanes_per_chunk, endpoint((group.address, group.port))
+    def path_nonce(self, host):
+        return NONCE
+
+    def probe(self, group, job, epoch, nonce, lanes):
         for number in self._numbers:
+            to = endpoint((group.address, group.port))
             self._packets.probe(number, to, job=job, epoch=epoch, nonce=nonce, lanes=lanes)
 
     def add_job(self, job):
@@ -145,6 +159,7 @@ class SimulatedDataPlane:
             keys=None if job.keys is None else keys_of_plane(job.keys, plane),
             first_position=self._first_position,
             reach=job.reach,
+            lanes_per_chunk=job.lanes_per_chunk,
         )
 
     def remove_job(self, job):
@@ -247,9 +262,12 @@ class SwitchMachine(Machine):
         parent: int | None = None,
         switch_key: bytes | None = None,
         lease_s: float = LEASE_S,
+        lanes_that_fit: int = LANES_AT_MTU_1500,
+        passes_what_fits: bool = True,
     ):
         self.address = address_of(number)
         super().__init__(world, self.address[0])
+        self.lanes_that_fit, self.passes_what_fits = lanes_that_fit, passes_what_fits
         self.lease_s = lease_s
         self.make_data_plane, self.slots_per_job, self.switch_key = make_data_plane, slots_per_job, switch_key
         self.parent = None if parent is None else address_of(parent)

@@ -10,6 +10,7 @@ from random import Random
 from types import SimpleNamespace
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 from jax_passing.switch.server.member_conversation import MemberConversation
 
 LINE_DELAY_S = 0.002
@@ -159,6 +160,8 @@ class Machine:
         self.host = host
         self.number = int(IPv4Address(host))
         self.paused_until_us = 0
+        # Lanes of a packet that its network card sends, and whether the network passes these.
+        self.lanes_that_fit, self.passes_what_fits = LANES_AT_MTU_1500, True
         self._blocked_until_us = {}  # by the other machine's number: of what goes there
         self._ports_used = set()
         self._ports_freed = deque(maxlen=16)

@@ -30,7 +30,7 @@ AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::fu
       broadcast_(std::move(broadcast)),
       order_(packets_.sharding().window(), job.first_position),
       log_(last_exponents_, packets_.rank()),
-      window_(packets_.sharding(), job.ranks_at_port),
+      window_(packets_.sharding(), job.ranks_at_port, job.lanes_per_chunk),
       checks_nans_(job.check_nans) {
   assert(drivers_.size() == job.shards.size());
   window_.Advance(job.first_position);

@@ -10,6 +10,12 @@ namespace passing {
 
 uint32_t LanesBehind(const JobConfig& job) { return job.check_key ? SumCheck::kLanes : job.mask_key ? kFlagLanes : 0; }
 
+size_t FullPacketBytes(const JobConfig& job) {
+  uint32_t lanes = job.lanes_per_chunk;
+  for (const Shard& shard : job.shards) lanes = std::max(lanes, shard.whole_lanes);
+  return wire::kHeaderBytes + 4 * size_t{lanes} + wire::kTagBytes;
+}
+
 bool HasExponentsApart(const JobConfig& job) {
   constexpr uint32_t kMaxRanks = kRanksPerLane * SumCheck::kNumberLanes * kNumbersPerBlock;
   return job.mask_key || (job.check_key && job.world_size <= kMaxRanks);

@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_HOST_JOB_CONFIG_H_
 #define XLA_FFI_HOST_JOB_CONFIG_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,7 +34,7 @@ struct JobConfig {
   uint32_t ranks_at_port = 1;    // how many ranks reach a switch through one port of the network, its own
   std::vector<Shard> shards{};   // in the order that all ranks agreed on
   uint32_t slots_per_shard = 0;  // a power of two
-  uint32_t lanes_per_chunk = wire::kMaxLanes;
+  uint32_t lanes_per_chunk = wire::kLanesAtMtu1500;
   std::optional<SumCheck::Key> check_key{};  // only hosts know it; without it, sums aren't checked
   std::optional<LaneMasks::Key> mask_key{};  // only hosts know it; without it, lanes aren't masked
   uint64_t seed = 0;                         // of the rounding on narrow wires
@@ -44,6 +45,9 @@ struct JobConfig {
 // The lanes that a chunk has behind those of its data: of the check, or the one that tells flags where lanes are
 // masked.
 uint32_t LanesBehind(const JobConfig& job);
+
+// The most that a packet of the job has, with its tag.
+size_t FullPacketBytes(const JobConfig& job);
 
 // Do ranks have lanes of their own for exponents (PlanLimits)? Where lanes are masked, as a switch can't take their
 // maxima; and where sums are checked, as long as it takes no more lanes than numbers that are sealed.

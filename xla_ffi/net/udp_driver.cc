@@ -8,9 +8,9 @@
 namespace passing {
 namespace {
 
-// One super-packet of full packets. Sending each as soon as it is full lets the switch start early, and the
-// buffer stays in the cache.
-constexpr size_t kBufferBytes = kMaxUdpBytes / wire::kMaxPacketBytes * wire::kMaxPacketBytes;
+// One super-packet of full packets is queued, and sent as soon as there is no room for one more: that lets the switch
+// start early, and the buffer stays in the cache. Behind it is room for who writes more than he commits.
+constexpr size_t kBufferBytes = kMaxUdpBytes + wire::kMaxPacketBytes;
 
 // A short packet ends a super-packet. Exponents stand between the data of two segments, and headers without lanes among
 // them: they are set aside and sent last, so that the data stays in one run, which even takes one of them as its end.
@@ -22,21 +22,20 @@ constexpr size_t kAsideBytes = 4096;
 
 UdpDriver::UdpDriver(UdpSocket& socket, size_t full_packet_bytes)
     : socket_(socket),
-      short_packet_bytes_(full_packet_bytes / kShortPart),
+      full_packet_bytes_(full_packet_bytes),
       buffer_(new uint8_t[kBufferBytes + kAsideBytes]),
       aside_(new uint8_t[kAsideBytes]) {
   packet_bytes_.reserve(kBufferBytes / wire::kHeaderBytes);
 }
 
 uint8_t* UdpDriver::Reserve() {
-  if (used_bytes_ + wire::kMaxPacketBytes > kBufferBytes) Flush();
+  if (used_bytes_ + full_packet_bytes_ > kMaxUdpBytes) Flush();
   return buffer_.get() + used_bytes_;
 }
 
 void UdpDriver::Commit(size_t bytes) {
-  assert(bytes > 0 && bytes <= wire::kMaxPacketBytes);
-  assert(used_bytes_ + bytes <= kBufferBytes);
-  if (bytes <= short_packet_bytes_ && aside_bytes_ + bytes <= kAsideBytes) {
+  assert(bytes > 0 && bytes <= full_packet_bytes_);
+  if (bytes <= full_packet_bytes_ / kShortPart && aside_bytes_ + bytes <= kAsideBytes) {
     std::memcpy(aside_.get() + aside_bytes_, buffer_.get() + used_bytes_, bytes);
     aside_packet_bytes_.push_back(static_cast<uint16_t>(bytes));
     aside_bytes_ += bytes;

@@ -15,8 +15,9 @@ namespace passing {
 
 class UdpDriver : public Driver {
  public:
-  // The socket must outlive the driver. `full_packet_bytes`: the size of most packets; far shorter ones are sent last.
-  explicit UdpDriver(UdpSocket& socket, size_t full_packet_bytes = wire::kMaxPacketBytes);
+  // The socket must outlive the driver. `full_packet_bytes`: the most that a packet has, and most packets have; far
+  // shorter ones are sent last.
+  explicit UdpDriver(UdpSocket& socket, size_t full_packet_bytes = wire::kPacketBytesAtMtu1500);
 
   uint8_t* Reserve() override;
   void Commit(size_t bytes) override;
@@ -24,7 +25,7 @@ class UdpDriver : public Driver {
 
  private:
   UdpSocket& socket_;
-  const size_t short_packet_bytes_;
+  const size_t full_packet_bytes_;
   std::unique_ptr<uint8_t[]> buffer_;  // the queued packets side by side
   size_t used_bytes_ = 0;
   std::vector<uint16_t> packet_bytes_;

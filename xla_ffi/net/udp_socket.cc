@@ -149,6 +149,29 @@ Address UdpSocket::Native(const Address& address) const {
   return impl_->family == AF_INET6 && Family(address) == AF_INET ? MappedToIPv6(address) : address;
 }
 
+UdpSocket::PathMtu UdpSocket::path_mtu() const {
+  const bool is_ipv4 = impl_->family == AF_INET;
+  int bytes = 0;
+  socklen_t size = sizeof bytes;
+  if (getsockopt(impl_->fd, is_ipv4 ? IPPROTO_IP : IPPROTO_IPV6, is_ipv4 ? IP_MTU : IPV6_MTU, &bytes, &size) != 0) {
+    ThrowErrno("the MTU of the path");
+  }
+  return {.bytes = static_cast<size_t>(bytes), .header_bytes = is_ipv4 ? size_t{20 + 8} : size_t{40 + 8}};
+}
+
+void UdpSocket::SendUncut(std::span<const uint8_t> datagram, const Address* to) const {
+  const auto let_cut = [this](bool may_be_cut) {
+    const int ipv4 = may_be_cut ? IP_PMTUDISC_WANT : IP_PMTUDISC_DO;
+    const int ipv6 = may_be_cut ? IPV6_PMTUDISC_WANT : IPV6_PMTUDISC_DO;
+    setsockopt(impl_->fd, IPPROTO_IP, IP_MTU_DISCOVER, &ipv4, sizeof ipv4);  // also of a socket for both
+    if (impl_->family == AF_INET6) setsockopt(impl_->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &ipv6, sizeof ipv6);
+  };
+  let_cut(false);
+  sendto(impl_->fd, datagram.data(), datagram.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
+         to == nullptr ? nullptr : AsSockaddr(*to), to == nullptr ? 0 : to->size);
+  let_cut(true);
+}
+
 bool UdpSocket::MulticastFrom(const Address& own) {
   if (impl_->multicast_from == own) return true;
   if (Family(own) != AF_INET) return false;

@@ -47,6 +47,16 @@ class UdpSocket {
   void Send(const uint8_t* bytes, std::span<const uint16_t> datagram_bytes, std::span<const Address> destinations = {},
             int wait_ms = BatchSender::kWaitMs, std::span<const Address> from = {});
 
+  // The longest packet of IP that the path to the connected peer carries, as far as the kernel knows; with its own
+  // headers, of IP and UDP, of so many bytes.
+  struct PathMtu {
+    size_t bytes;
+    size_t header_bytes;
+  };
+  PathMtu path_mtu() const;
+  // Sends one datagram that nobody may cut into fragments, to the connected peer unless to `to`. It may be lost.
+  void SendUncut(std::span<const uint8_t> datagram, const Address* to = nullptr) const;
+
   // Sets which of our IPv4 addresses datagrams to multicast groups leave from, and so the interface. They reach no
   // further than the next router. Returns false if we have no such address.
   bool MulticastFrom(const Address& own);

@@ -51,8 +51,9 @@ void BindSlotPool(nb::module_& m) {
           "add_job",
           [](SlotPool& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
              const std::vector<HostPort>& addresses, const std::optional<Parent>& parent,
-             const std::optional<JobKeyBytes>& keys, const std::optional<MemberKeyBytes>& parent_keys, uint32_t reach) {
-            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys, reach);
+             const std::optional<JobKeyBytes>& keys, const std::optional<MemberKeyBytes>& parent_keys, uint32_t reach,
+             uint32_t lanes_per_chunk) {
+            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys, reach, lanes_per_chunk);
             if (parent) {
               const auto& [parent_job, parent_epoch, parent_slot_first, worker, address] = *parent;
               slots.parent = {.job = parent_job,
@@ -65,7 +66,8 @@ void BindSlotPool(nb::module_& m) {
             self.AddJob(slots);
           },
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "parent"_a.none(),
-          "keys"_a.none() = nb::none(), "parent_keys"_a.none() = nb::none(), "reach"_a = JobSlots{}.reach)
+          "keys"_a.none() = nb::none(), "parent_keys"_a.none() = nb::none(), "reach"_a = JobSlots{}.reach,
+          "lanes_per_chunk"_a = JobSlots{}.lanes_per_chunk)
       .def("remove_job", &SlotPool::RemoveJob, "job"_a)
       .def(
           "slot_version",

@@ -45,11 +45,13 @@ inline std::optional<JobKeys> KeysOf(const std::optional<JobKeyBytes>& keys) {
 }
 
 inline JobSlots SlotsOf(uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
-                        const std::vector<HostPort>& workers, const std::optional<JobKeyBytes>& keys, uint32_t reach) {
+                        const std::vector<HostPort>& workers, const std::optional<JobKeyBytes>& keys, uint32_t reach,
+                        uint32_t lanes_per_chunk) {
   JobSlots slots{.job = job,
                  .epoch = epoch,
                  .slot_first = slot_first,
                  .slot_count = slot_count,
+                 .lanes_per_chunk = lanes_per_chunk,
                  .addresses = {},
                  .keys = KeysOf(keys),
                  .reach = reach};

@@ -3,9 +3,12 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "net/lifeline.h"
 #include "net/socket_address.h"
@@ -16,6 +19,12 @@ using namespace nb::literals;
 
 namespace passing {
 namespace {
+
+template <typename Self>
+auto& Socket(Self& self) {
+  if (!self.socket) throw std::invalid_argument("the socket has been handed on");
+  return *self.socket;
+}
 
 UdpSocket& Group(PythonSocket& self) {
   if (!self.group) throw std::invalid_argument("the socket has joined no group");
@@ -35,6 +44,31 @@ void BindSocket(nb::module_& m) {
           },
           "switch_host"_a, "switch_port"_a)
       .def_ro("port", &PythonSocket::port)
+      .def("lanes_that_fit",
+           [](const PythonSocket& self) {
+             const auto [bytes, header_bytes] = Socket(self).path_mtu();
+             const size_t headers = header_bytes + wire::kHeaderBytes + wire::kTagBytes;
+             return bytes < headers ? 0 : (bytes - headers) / 4;
+           })
+      .def(
+          "probe_path",
+          [](const PythonSocket& self, uint32_t nonce, uint16_t lanes) {
+            Socket(self).SendUncut(wire::MakePathProbe(nonce, lanes));
+          },
+          "nonce"_a, "lanes"_a)
+      .def(
+          "hears_path",
+          [](PythonSocket& self, uint32_t nonce, uint16_t lanes) {
+            const std::vector<uint8_t> probe = wire::MakePathProbe(nonce, lanes);
+            bool heard = false;
+            const auto on_datagram = [&](std::span<const uint8_t> packet, const Address&) {
+              heard = heard || std::ranges::equal(packet, probe);
+            };
+            while (Socket(self).Receive(on_datagram) > 0) {
+            }
+            return heard;
+          },
+          "nonce"_a, "lanes"_a)
       .def(
           "to_port",
           [](PythonSocket& self, uint16_t port) {
@@ -46,9 +80,9 @@ void BindSocket(nb::module_& m) {
           "join_group",
           [](PythonSocket& self, const std::string& address, uint16_t port, uint16_t job, uint16_t epoch,
              uint32_t nonce) {
-            if (!self.socket) throw std::invalid_argument("the socket has been handed on");
+            const UdpSocket& socket = Socket(self);
             self.group.reset();
-            self.group = self.socket->JoinGroup(NumericAddress(address, port));
+            self.group = socket.JoinGroup(NumericAddress(address, port));
             self.listener.emplace(wire::ProbeName{.job = job, .epoch = epoch, .nonce = nonce});
           },
           "address"_a, "port"_a, nb::kw_only(), "job"_a, "epoch"_a, "nonce"_a)

@@ -33,6 +33,7 @@ nb::dict SwitchStatsDict(const UdpSwitchStats& stats) {
   dict["bytes_sent"] = stats.bytes_sent;
   dict["packets_overflowed"] = stats.packets_overflowed;
   dict["results_multicast"] = stats.results_multicast;
+  dict["paths_probed"] = stats.paths_probed;
   AddSocketStats(dict, stats.socket);
   for (int i = 0; i < kVerdictCount; ++i) dict[Name(static_cast<Verdict>(i))] = stats.verdicts[i];
   return dict;
@@ -110,8 +111,8 @@ void BindSwitch(nb::module_& m) {
           [](UdpSwitch& self, uint16_t job, uint16_t epoch, uint32_t slot_first, uint32_t slot_count,
              const std::vector<HostPort>& addresses, const std::optional<Group>& group, const ParentLink* parent,
              const std::optional<JobKeyBytes>& keys, uint32_t reach, const std::vector<std::string>& own_addresses,
-             bool ports_apart) {
-            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys, reach);
+             uint32_t lanes_per_chunk, bool ports_apart) {
+            JobSlots slots = SlotsOf(job, epoch, slot_first, slot_count, addresses, keys, reach, lanes_per_chunk);
             std::vector<Address> own;
             for (const std::string& address : own_addresses) own.push_back(NumericAddress(address, 0));
             const nb::gil_scoped_release release;  // the switch may be busy
@@ -126,13 +127,17 @@ void BindSwitch(nb::module_& m) {
           },
           nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a, "addresses"_a, "group"_a.none(),
           "parent"_a.none(), "keys"_a.none() = nb::none(), "reach"_a = JobSlots{}.reach, "own_addresses"_a,
-          "ports_apart"_a = false)
+          "lanes_per_chunk"_a, "ports_apart"_a = false)
       .def(
           "probe",
           [](UdpSwitch& self, const Group& group, uint16_t job, uint16_t epoch, uint32_t nonce, uint16_t lanes) {
             self.Probe(ResolvedGroup(group), {.job = job, .epoch = epoch, .nonce = nonce}, lanes);
           },
           nb::kw_only(), "group"_a, "job"_a, "epoch"_a, "nonce"_a, "lanes"_a, release_gil)
+      .def(
+          "path_nonce",
+          [](const UdpSwitch& self, const std::string& host) { return self.PathNonce(NumericAddress(host, 0)); },
+          "host"_a)
       .def("stop_multicast", &UdpSwitch::StopMulticast, "job"_a, release_gil)
       .def("hears_parents_group", &UdpSwitch::HearsParentsGroup, "job"_a)
       .def("remove_job", &UdpSwitch::RemoveJob, "job"_a, release_gil)

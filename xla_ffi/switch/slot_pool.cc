@@ -3,18 +3,35 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <cstddef>
 #include <cstring>
+#include <new>
 #include <stdexcept>
 
-#include "switch/slot_lanes.h"
+#include "switch/held_chunk.h"
 #include "wire/lanes.h"
 
 namespace passing {
-struct SlotPool::Job {
-  JobSlots slots;
-  JobCounter counter;
-  uint64_t completed;  // the furthest position of which all workers' contributions were here
 
+struct SlotPool::Job {
+  static_assert(sizeof(Version) == 64 && offsetof(Version, header) + wire::kHeaderBytes == sizeof(Version));
+
+  Job(const JobSlots& of, uint64_t now_us)
+      : slots(of),
+        counter(of.addresses.size(), now_us),
+        completed(of.first_position),
+        // Two versions a slot, each with its lanes and a tag.
+        lines_of_version((sizeof(Version) + 4 * size_t{of.lanes_per_chunk} + wire::kTagBytes + sizeof(Version) - 1) /
+                         sizeof(Version)),
+        memory(std::make_unique_for_overwrite<Line[]>(2 * of.slot_count * lines_of_version)) {
+    for (size_t i = 0; i < 2 * size_t{of.slot_count}; ++i) new (&memory[i * lines_of_version]) Version();
+  }
+
+  // `slot`: from the job's first one.
+  Version& At(uint32_t slot, uint8_t version) {
+    assert(slot < slots.slot_count && version < 2);
+    return *std::launder(reinterpret_cast<Version*>(&memory[(2 * size_t{slot} + version) * lines_of_version]));
+  }
   // Is the packet's tag, or that it has none, as this key, or that there is none, wants it?
   bool IsGenuine(const wire::PacketKey* key, const wire::Header& header, std::span<const uint8_t> packet) const {
     if (key == nullptr) return !header.tagged;
@@ -24,70 +41,20 @@ struct SlotPool::Job {
     const auto at = static_cast<uint32_t>(completed);
     return wire::SequenceBefore(sequence, at) || sequence - at <= slots.reach;
   }
+
+  struct alignas(sizeof(Version)) Line {
+    std::byte bytes[sizeof(Version)];
+  };
+
+  const JobSlots slots;
+  JobCounter counter;
+  uint64_t completed;  // the furthest position of which all workers' contributions were here
+  const size_t lines_of_version;
+  const std::unique_ptr<Line[]> memory;  // pages of it that stay untouched cost nothing
 };
 
-// The lanes start on a 32-byte boundary, and the header stands right before them: once all workers have been added, the
-// lanes are swapped in place and header + lanes, and a tag, are the packet to send, the same bytes for everyone who
-// asks.
-struct alignas(32) SlotPool::Version {
-  uint64_t no_result = 0;  // the workers that need no lanes of the result
-  uint8_t padding[32 - 8 - wire::kHeaderBytes];
-  uint8_t header[wire::kHeaderBytes];
-  uint32_t lanes[wire::kMaxLanes];  // host order until all workers have been added, then network order
-  uint8_t room_for_tag[wire::kTagBytes];
-  uint64_t bitmap = 0;
-  uint32_t sequence = 0;
-  uint16_t element_count = 0;
-  wire::LaneFormat lane_format = wire::LaneFormat::kSumInt32;
-  uint8_t flags = 0;
-  bool empty = true;
-  bool complete = false;
-  bool tagged = false;
-  bool bare = false;      // nobody has added lanes: there are none
-  uint32_t added_us = 0;  // when the latest contribution came: wraps after 71 minutes, as differences do
-
-  bool Holds(const wire::Header& of) const {
-    return !empty && sequence == of.sequence && element_count == of.element_count && lane_format == of.lane_format;
-  }
-  // Once all workers have been added.
-  std::span<const uint8_t> Packet() const {
-    return {header, wire::kHeaderBytes + (bare ? 0 : size_t{4} * element_count) + (tagged ? wire::kTagBytes : 0)};
-  }
-  void MakePacket(wire::Header as, const wire::PacketKey* key, uint64_t position) {
-    as.tagged = tagged = key != nullptr;
-    if (bare) as.flags |= wire::kFlagBare;
-    wire::Encode(as, header);
-    if (key != nullptr) key->Seal(header, as.lanes_carried(), position);
-  }
-  // The first lanes that are added to this sequence, from a packet.
-  void Take(const wire::Header& of, const uint8_t* packet_lanes) {
-    bare = of.bare();
-    if (!bare) WriteLanes(packet_lanes, element_count, lanes);
-  }
-  void Add(const wire::Header& of, const uint8_t* packet_lanes) {
-    if (of.bare()) return;
-    if (bare) {
-      Take(of, packet_lanes);
-    } else if (lane_format == wire::LaneFormat::kSumInt32) {
-      AddLanes(packet_lanes, element_count, lanes);
-    } else {
-      MaxLanes(packet_lanes, element_count, lanes);
-    }
-  }
-};
-
-struct SlotPool::Slot {
-  static_assert(offsetof(Version, lanes) == 32 && offsetof(Version, header) == 32 - wire::kHeaderBytes);
-  static_assert(offsetof(Version, header) + wire::kHeaderBytes == offsetof(Version, lanes));
-  static_assert(offsetof(Version, lanes) + 4 * wire::kMaxLanes == offsetof(Version, room_for_tag));
-  static_assert(sizeof(Version) == 1504);  // nothing is left of its last 32 bytes
-
-  Version versions[2];
-};
-
-SlotPool::SlotPool(uint32_t slot_count) {
+SlotPool::SlotPool(uint32_t slot_count) : slot_count_(slot_count) {
   if (slot_count == 0 || slot_count > wire::kMaxSlots) throw std::invalid_argument("a slot pool has 1 to 65536 slots");
-  slots_ = std::vector<Slot>(slot_count);
 }
 
 SlotPool::~SlotPool() = default;
@@ -100,8 +67,11 @@ void SlotPool::Check(const JobSlots& job) const {
     throw std::invalid_argument("each worker of a job has a key, or none has");
   }
   if (!std::has_single_bit(job.slot_count)) throw std::invalid_argument("a job's slot count is a power of two");
-  if (job.slot_first > slots_.size() || job.slot_count > slots_.size() - job.slot_first) {
+  if (job.slot_first > slot_count_ || job.slot_count > slot_count_ - job.slot_first) {
     throw std::invalid_argument("the job's slots leave the pool");
+  }
+  if (job.lanes_per_chunk == 0 || job.lanes_per_chunk > wire::kMaxLanes) {
+    throw std::invalid_argument("a slot holds 1 to 2232 lanes");
   }
   if (job.parent &&
       (job.parent->worker >= wire::kMaxWorkers || job.parent->slot_first > wire::kMaxSlots - job.slot_count)) {
@@ -123,14 +93,10 @@ void SlotPool::AddJob(const JobSlots& job) {
   Check(job);
   RemoveJob(job.job);
   if (jobs_.size() <= job.job) jobs_.resize(size_t{job.job} + 1);
-  jobs_[job.job] = std::make_unique<Job>(
-      Job{.slots = job, .counter = JobCounter(job.addresses.size(), now_us_), .completed = job.first_position});
+  jobs_[job.job] = std::make_unique<Job>(job, now_us_);
   if (job.parent) {
     if (children_.size() <= job.parent->job) children_.resize(size_t{job.parent->job} + 1);
     children_[job.parent->job] = jobs_[job.job].get();
-  }
-  for (uint32_t i = 0; i < job.slot_count; ++i) {
-    for (Version& version : slots_[job.slot_first + i].versions) version.empty = true;
   }
 }
 
@@ -169,14 +135,12 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
     return drop(Verdict::kForeignSlot);
   }
   if (header.type != wire::PacketType::kContribution) return drop(Verdict::kNotContribution);
-  if (header.tagged && !job.keys) return drop(Verdict::kMalformed);
+  if (header.element_count > job.lanes_per_chunk || (header.tagged && !job.keys)) return drop(Verdict::kMalformed);
   const wire::PacketKey* key = job.keys ? &job.keys->contributions[header.worker] : nullptr;
   if (!of_job.IsGenuine(key, header, packet)) return drop(Verdict::kForged);
   if (!of_job.Reaches(header.sequence)) return drop(Verdict::kTooFar);
 
-  assert(header.slot < slots_.size());
-  assert(header.version < 2);
-  Version& held = slots_[header.slot].versions[header.version];
+  Version& held = of_job.At(header.slot - job.slot_first, header.version);
   const uint8_t* lanes = packet.data() + wire::kHeaderBytes;
   const uint64_t all = AllWorkers(job.addresses.size());
   const auto send = [&](Verdict verdict, SendTo to) { return ResultFor(to, verdict, of_job, header.worker, held); };
@@ -219,7 +183,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   // In a job that begins at position 0, a forged packet may claim a position before it.
   const auto ahead = static_cast<int32_t>(held.sequence - static_cast<uint32_t>(of_job.completed));
   if (ahead > 0) of_job.completed = position;
-  if (!held.bare) ToNetworkOrder(held.lanes, held.element_count);
+  if (!held.bare) ToNetworkOrder(held.lanes(), held.element_count);
   wire::Header out = header;
   out.flags = held.flags;
   if (job.parent) {
@@ -252,9 +216,8 @@ Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::sp
   if (header.tagged && !parent.keys) return drop(Verdict::kMalformed);
   if (!of_job.IsGenuine(parent.keys ? &parent.keys->result : nullptr, header, packet)) return drop(Verdict::kForged);
 
-  const uint32_t slot = job.slot_first + (header.slot - parent.slot_first);
-  assert(slot < slots_.size());
-  Version& held = slots_[slot].versions[header.version];
+  const uint32_t slot = header.slot - parent.slot_first;
+  Version& held = of_job.At(slot, header.version);
   // A parent has a result only if we sent our sum. So if we hold another sequence, ours is the newer one.
   const uint64_t all = AllWorkers(job.addresses.size());
   if (!held.Holds(header) || held.bitmap != all) return drop(Verdict::kStale);
@@ -264,12 +227,12 @@ Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::sp
   held.complete = true;
   held.flags = header.flags & wire::kStickyFlags;
   held.bare = header.bare();
-  std::memcpy(held.lanes, packet.data() + wire::kHeaderBytes, size_t{4} * header.lanes_carried());
+  std::memcpy(held.lanes(), packet.data() + wire::kHeaderBytes, size_t{4} * header.lanes_carried());
   wire::Header out = header;
   out.flags = held.flags;
   out.job = job.job;
   out.epoch = job.epoch;
-  out.slot = static_cast<uint16_t>(slot);
+  out.slot = static_cast<uint16_t>(job.slot_first + slot);
   held.MakePacket(out, job.keys ? &job.keys->results : nullptr, wire::PositionNear(of_job.completed, header.sequence));
   return ResultFor(SendTo::kEveryWorker, Verdict::kAnswered, of_job, wire::kEveryWorker, held);
 }
@@ -299,13 +262,13 @@ Action SlotPool::ResultFor(SendTo to, Verdict verdict, const Job& job, uint16_t 
 
 std::optional<JobCounts> SlotPool::CountsOf(uint16_t number) const {
   if (number >= jobs_.size() || jobs_[number] == nullptr) return std::nullopt;
-  const Job& job = *jobs_[number];
+  Job& job = *jobs_[number];
   uint32_t waiting = 0;
   std::optional<WaitingChunk> oldest;
   std::vector<uint64_t> waits_us(job.slots.addresses.size());
-  for (uint32_t slot = job.slots.slot_first; slot < job.slots.slot_first + job.slots.slot_count; ++slot) {
+  for (uint32_t slot = 0; slot < job.slots.slot_count; ++slot) {
     for (uint8_t version = 0; version < 2; ++version) {
-      const Version& held = slots_[slot].versions[version];
+      const Version& held = job.At(slot, version);
       if (held.empty || held.complete) continue;
       ++waiting;
       const uint32_t waited_us = static_cast<uint32_t>(now_us_) - held.added_us;
@@ -319,7 +282,7 @@ std::optional<JobCounts> SlotPool::CountsOf(uint16_t number) const {
         const bool is_later = static_cast<int32_t>(held.sequence - oldest->sequence) > 0;
         if (waited_us < oldest->waited_us || (waited_us == oldest->waited_us && is_later)) continue;
       }
-      oldest = {slot, version, held.sequence, held.bitmap, waited_us};
+      oldest = {job.slots.slot_first + slot, version, held.sequence, held.bitmap, waited_us};
     }
   }
   JobCounts counts = job.counter.Counts(now_us_, waits_us);
@@ -329,8 +292,12 @@ std::optional<JobCounts> SlotPool::CountsOf(uint16_t number) const {
 }
 
 SlotVersion SlotPool::VersionOf(uint32_t slot, uint8_t version) const {
-  if (slot >= slots_.size() || version > 1) return {};
-  const Version& held = slots_[slot].versions[version];
+  const auto has_it = [slot](const std::unique_ptr<Job>& job) {
+    return job != nullptr && slot >= job->slots.slot_first && slot - job->slots.slot_first < job->slots.slot_count;
+  };
+  const auto job = std::find_if(jobs_.begin(), jobs_.end(), has_it);
+  if (job == jobs_.end() || version > 1) return {};
+  const Version& held = (*job)->At(slot - (*job)->slots.slot_first, version);
   if (held.empty) return {};
   return {.empty = false, .sequence = held.sequence, .bitmap = held.bitmap, .complete = held.complete};
 }

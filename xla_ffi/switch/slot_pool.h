@@ -56,8 +56,9 @@ struct JobSlots {
   uint16_t job = 0;
   uint16_t epoch = 0;
   uint32_t slot_first = 0;
-  uint32_t slot_count = 0;         // a power of two
-  std::vector<Address> addresses;  // one a worker; 1 to wire::kMaxWorkers
+  uint32_t slot_count = 0;                           // a power of two
+  uint32_t lanes_per_chunk = wire::kLanesAtMtu1500;  // the most that a slot of the job holds
+  std::vector<Address> addresses;                    // one a worker; 1 to wire::kMaxWorkers
   std::optional<ParentJob> parent = std::nullopt;
   std::optional<JobKeys> keys = std::nullopt;  // if packets have tags
   uint64_t first_position = 0;                 // alike on all ranks; tests begin right before the sequence wraps
@@ -83,9 +84,10 @@ class SlotPool {
   SlotPool(const SlotPool&) = delete;
   SlotPool& operator=(const SlotPool&) = delete;
 
-  // Admits a job, or a new epoch of it, and clears its slots. Throws std::invalid_argument if the partition leaves the
-  // pool, overlaps another job's, or isn't a power of two; if there are no workers, too many, or not as many as keys;
-  // or if the parent's numbers are impossible or belong to another job's parent.
+  // Admits a job, or a new epoch of it, with empty slots, which take memory as long as it is here. Throws
+  // std::invalid_argument if the partition leaves the pool, overlaps another job's, or isn't a power of two; if there
+  // are no workers, too many, or not as many as keys; or if its lanes or the parent's numbers are impossible, or the
+  // latter belong to another job's parent.
   void AddJob(const JobSlots& job);
   void RemoveJob(uint16_t job);
 
@@ -101,7 +103,6 @@ class SlotPool {
 
  private:
   struct Job;
-  struct Slot;
   struct Version;
   void Check(const JobSlots& job) const;
   Action OnContribution(const wire::Header& header, std::span<const uint8_t> packet, const Address& source);
@@ -110,7 +111,7 @@ class SlotPool {
 
   Action ResultFor(SendTo to, Verdict verdict, const Job& job, uint16_t worker, const Version& held);
 
-  std::vector<Slot> slots_;
+  const uint32_t slot_count_;
   std::array<uint8_t, wire::kHeaderBytes + wire::kTagBytes> bare_;  // the last answer without lanes
   std::vector<std::unique_ptr<Job>> jobs_;                          // by job id
   std::vector<Job*> children_;                                      // by their parents' job ids

@@ -10,9 +10,14 @@
 #include <bit>
 #include <cerrno>
 #include <chrono>
+#include <cstring>
+#include <random>
 #include <stdexcept>
 #include <system_error>
 #include <utility>
+
+#include "net/socket_address.h"
+#include "wire/sip_hash.h"
 
 namespace passing {
 namespace {
@@ -29,6 +34,11 @@ uint64_t MonotonicNs() {
   return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
 
+uint64_t RandomNumber() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
 int Opened(int fd, const char* what) {
   if (fd < 0) throw std::system_error(errno, std::generic_category(), what);
   return fd;
@@ -39,7 +49,8 @@ int Opened(int fd, const char* what) {
 UdpSwitch::Descriptor::~Descriptor() { close(fd_); }
 
 UdpSwitch::UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count)
-    : epoll_(Opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
+    : path_secret_{RandomNumber(), RandomNumber()},
+      epoll_(Opened(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
       stop_(Opened(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
       queues_(host, port,
               [this](const UdpSocket& socket, size_t queue) {
@@ -100,6 +111,17 @@ void UdpSwitch::Probe(const MulticastGroup& group, const wire::ProbeName& name, 
     throw std::system_error(EADDRNOTAVAIL, std::generic_category(), "can't send to a multicast group");
   }
   socket.Send(burst.bytes.data(), burst.packet_bytes, {&to, 1});
+}
+
+uint32_t UdpSwitch::PathNonce(const Address& host) const {
+  const Address address = queues_.socket(JobQueues::kOther).Native(host);
+  std::array<uint64_t, 2> words{};
+  if (Family(address) == AF_INET) {
+    std::memcpy(words.data(), &address.bytes[offsetof(sockaddr_in, sin_addr)], sizeof(in_addr));
+  } else {
+    std::memcpy(words.data(), &address.bytes[offsetof(sockaddr_in6, sin6_addr)], sizeof(in6_addr));
+  }
+  return static_cast<uint32_t>(wire::SipHash(path_secret_, words));
 }
 
 bool UdpSwitch::HearsParentsGroup(uint16_t job) const {
@@ -187,9 +209,13 @@ void UdpSwitch::ServeNext() {
   const bool by_group = source.kind == Source::kUplinkGroup;
   const uint64_t began_ns = MonotonicNs();
   core_.SetTime(began_ns / 1000);
-  const auto on_datagram = [this, by_group](std::span<const uint8_t> datagram, const Address& from) {
+  const auto on_datagram = [&](std::span<const uint8_t> datagram, const Address& from) {
     ++stats_.packets_received;
     stats_.bytes_received += datagram.size();
+    if (const auto nonce = wire::NonceOfPathProbe(datagram); nonce && *nonce == PathNonce(from)) {
+      ++stats_.paths_probed;
+      return socket->SendUncut(datagram, &from);
+    }
     core_.OnPacket(datagram, from, by_group);
   };
   socket->Receive(on_datagram, queues_.is_shared() ? kSharedMessages : BatchReceiver::kBatch);

@@ -30,6 +30,7 @@ struct UdpSwitchStats {
   uint64_t bytes_sent = 0;
   uint64_t packets_overflowed = 0;  // lost because they came faster than they were handled
   uint64_t results_multicast = 0;   // results sent once for all workers
+  uint64_t paths_probed = 0;        // probes of paths that were sent back
   UdpSocketStats socket;
 };
 
@@ -60,6 +61,8 @@ class UdpSwitch {
   void RemoveJob(uint16_t job);
   // Sends a burst to a group that hosts have joined. Throws std::system_error if that address isn't ours.
   void Probe(const MulticastGroup& group, const wire::ProbeName& name, uint16_t lanes);
+  // Probes of paths are sent back to a host that was told this number, and to no other address.
+  uint32_t PathNonce(const Address& host) const;
   // False once the results of this job's parent, which it sends to a group, come only because we ask again.
   bool HearsParentsGroup(uint16_t job) const;
   SlotVersion VersionOf(uint32_t slot, uint8_t version) const;
@@ -108,6 +111,7 @@ class UdpSwitch {
   UdpSocket* SocketOf(const Source& source);
   void Send(const Outgoing& out);
 
+  const std::array<uint64_t, 2> path_secret_;
   const Descriptor epoll_;
   const Descriptor stop_;
   mutable std::mutex mutex_;  // the thread holds it for one batch of packets

@@ -34,9 +34,13 @@ inline constexpr size_t kHeaderBytes = 20;
 
 inline constexpr size_t kTagBytes = 8;
 
-// 360 lanes: 1440 + 20 header + 8 tag + 28 IP and UDP = 1496 bytes, inside an MTU of 1500 with 4 bytes to spare.
-inline constexpr uint32_t kMaxLanes = 360;
+// Every path carries so many: 1440 + 20 header + 8 tag + 28 IP and UDP = 1496 bytes, inside an MTU of 1500 with 4 bytes
+// to spare.
+inline constexpr uint32_t kLanesAtMtu1500 = 360;
+// A path with an MTU of 9000 carries so many over IPv4: 8928 + 56 bytes.
+inline constexpr uint32_t kMaxLanes = 2232;
 inline constexpr size_t kMaxPacketBytes = kHeaderBytes + 4 * kMaxLanes + kTagBytes;
+inline constexpr size_t kPacketBytesAtMtu1500 = kHeaderBytes + 4 * kLanesAtMtu1500 + kTagBytes;
 
 // So that packets of one length share a send, they may overtake others on the way from one sender to one receiver, but
 // none so far ahead of them: a host takes a chunk for lost once one that is further behind has its result.

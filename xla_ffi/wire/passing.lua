@@ -10,7 +10,7 @@
 
 local passing = Proto("passing", "PASSING all-reduce")
 
-local HEADER_BYTES, MAGIC, PROTOCOL, LANES_MAX, EVERY_WORKER, WORKERS_MAX = 20, 0x9a, 1, 360, 0xffff, 64
+local HEADER_BYTES, MAGIC, PROTOCOL, LANES_MAX, EVERY_WORKER, WORKERS_MAX = 20, 0x9a, 1, 2232, 0xffff, 64
 local CONTRIBUTION, RESULT, PROBE = 1, 2, 3
 local TAGGED, TAG_BYTES = 0x80, 8
 local TYPES = { [CONTRIBUTION] = "contribution", [RESULT] = "result", [PROBE] = "probe" }

@@ -81,7 +81,7 @@ class Exchange:
             return "packets without lanes are malformed here"
         if not limits.bare_copies and self._leaves_out_of_copies():
             return "copies of a result keep its lanes here"
-        if not limits.whole_chunks and self._lanes() > limits.lanes_per_chunk:
+        if self.chunks != "exact" and not limits.whole_chunks and self._lanes() > limits.lanes_per_chunk:
             return f"packets have at most {limits.lanes_per_chunk} lanes here"
         if limits.reach is not None and self._leap() > limits.reach:
             return f"a sequence may be {limits.reach} ahead of what is complete here"

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jax_passing.conformance.exchanges.exchange import PARENTS, Exchange, Step, answered_by_model, jobs_of
 from jax_passing.conformance.exchanges.model import Limits
-from jax_passing.protocol.packet import EVERY_WORKER, LANES_MAX, MAX, RESULT, SUM, Packet
+from jax_passing.protocol.packet import EVERY_WORKER, LANES_AT_MTU_1500, LANES_MAX, MAX, RESULT, SUM, Packet
 
 
 def cases(limits: Limits) -> list[Exchange]:
@@ -14,7 +14,8 @@ def cases(limits: Limits) -> list[Exchange]:
         for lane_format in (SUM, MAX)
     ]
     if not limits.whole_chunks:
-        return [*made, _every_count(limits)]
+        too_long = LANES_AT_MTU_1500 <= limits.lanes_per_chunk < LANES_MAX  # others may take more than hosts send
+        return [*made, _every_count(limits), *([_too_long(limits)] if too_long else [])]
     return [*made, _whole(limits), _whole_results(limits)]
 
 
@@ -55,9 +56,16 @@ def _all_workers(workers: int, lane_format: int, limits: Limits) -> Exchange:
 
 
 def _every_count(limits: Limits) -> Exchange:
-    counts = range(1, limits.lanes_per_chunk + 1)
+    most = limits.lanes_per_chunk
+    counts = [*range(1, min(most, LANES_AT_MTU_1500)), *range(LANES_AT_MTU_1500, most, 89), most]
     sent = [("A0", _contribution(0, count, sequence=9 + count)) for count in counts]
-    return _exchange(f"every element count up to {limits.lanes_per_chunk}", "A1", sent, limits)
+    return _exchange(f"element counts up to {most}", "A1", sent, limits)
+
+
+def _too_long(limits: Limits) -> Exchange:
+    lanes = limits.lanes_per_chunk
+    sent = [("A0", _contribution(0, lanes + 1)), ("A0", _contribution(0, lanes)), ("A1", _contribution(1, lanes))]
+    return _exchange(f"packets of more than {lanes} lanes are malformed", "A2", sent, limits)
 
 
 def _other_counts(lanes: int) -> list[int]:

@@ -10,7 +10,7 @@ from jax_passing.protocol.packet import (
     BARE,
     CONTRIBUTION,
     EVERY_WORKER,
-    LANES_MAX,
+    LANES_AT_MTU_1500,
     NO_RESULT,
     RESULT,
     STICKY,
@@ -41,7 +41,7 @@ class Limits:
         switch's jobs have played other exchanges.
     """
 
-    lanes_per_chunk: int = LANES_MAX
+    lanes_per_chunk: int = LANES_AT_MTU_1500
     whole_chunks: bool = False
     worker_limit: int = WORKERS_MAX
     trees: bool | None = None
@@ -213,6 +213,8 @@ class Switch:
             return Answer("foreign_slot")
         if packet.type != CONTRIBUTION:
             return Answer("not_contribution")
+        if packet.element_count > self._limits.lanes_per_chunk:
+            return Answer("malformed")
         completed, reach = self._completed[job.number], self._limits.reach
         if reach is not None and is_ahead(packet.sequence, completed, reach):
             return Answer("too_far")

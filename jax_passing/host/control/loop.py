@@ -45,6 +45,8 @@ class PacketSocket:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, host: str, port: int, planes: int):
         self._loop, self.udp = loop, PlaneSockets(host, port, planes)
+        self.lanes_that_fit = self.udp.lanes_that_fit
+        self.probe_path, self.hears_path = self.udp.probe_path, self.udp.hears_path
         self._groups: list[int] = []  # descriptors, as long as not all are heard
 
     @property

@@ -20,7 +20,7 @@ from jax_passing.host.control.contact import DEADLINE_GRACE_S
 from jax_passing.host.control.context import HostContext
 from jax_passing.host.control.non_finite import of_non_finite
 from jax_passing.host.control.outside import Transport
-from jax_passing.host.control.shard import Shard, check_distinct
+from jax_passing.host.control.shard import Shard, least_lanes, least_planes, open_paths
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Timer
@@ -124,20 +124,19 @@ class Membership:
         """Joins all at once when all are there: had one to be joined before the next, two orders of the list would wait
         for each other."""
         try:
-            check_distinct(self.shards)
-            if any(each.hello is None for each in self.shards):
-                return
-            planes = min(each.hello.planes for each in self.shards if each.hello is not None)
-            for each in self.shards:
-                each.open_socket(planes)
+            open_paths(self.shards, self._join_if_paths_are_known)
         except PassingError as error:
             self._not_joined(error)
+
+    def _join_if_paths_are_known(self) -> None:
+        if self._is_closed or (lanes := least_lanes(self.shards)) is None:
             return
         self._context.note("asks", "asks to join")
         join_s = max(0.1, self._until - self._outside.now())
         switches = tuple(each.hello.instance for each in self.shards if each.hello is not None)
+        planes = least_planes(self.shards)
         for each in self.shards:
-            each.join(switches, planes, join_s, self._nonce)
+            each.join(switches, planes, lanes, join_s, self._nonce)
         self._expect_welcomes(join_s + DEADLINE_GRACE_S)
 
     def _expect_welcomes(self, wait_s: float) -> None:

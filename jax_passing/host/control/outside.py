@@ -19,6 +19,13 @@ class PacketSocket(Protocol):
     @property
     def port(self) -> int: ...
 
+    def lanes_that_fit(self) -> int:
+        """This and the next two are those of path_probe.PathSocket."""
+
+    def probe_path(self, nonce: int, lanes: int) -> None: ...
+
+    def hears_path(self, nonce: int, lanes: int) -> bool: ...
+
     def join_group(self, offer: messages.GroupOffer, on_heard: Callable[[], None]) -> None:
         """`on_heard` is called once all probes have been heard. Raises OSError or ValueError."""
 

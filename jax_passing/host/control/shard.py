@@ -13,6 +13,7 @@ from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Timer
+from jax_passing.protocol.path_probe import PathProbe
 from jax_passing.threads import default_threads
 
 CONNECTED_S = 5.0  # a switch hangs up on a host that says nothing for 10 s
@@ -26,6 +27,7 @@ class Shard:
       calls: of the switch; the last one counts.
       hello: its greeting; None as long as there is no connection.
       socket: for packets; from `open_socket` on.
+      lanes: how many a packet on the way there may have; None as long as `find_path` hasn't found it out.
       welcome: what the switch settled, once `is_welcomed`.
       is_over: the switch has said Bye.
     """
@@ -43,6 +45,8 @@ class Shard:
         self._wait: Wait | None = None
         self._patience: Timer | None = None  # the switch's with us, who haven't joined
         self._has_socket = False
+        self.lanes: int | None = None
+        self._path: PathProbe | None = None
         deadline_s = self._settings.join_deadline_s
         self.calls = Redial(
             self._outside, address, partial(report, self), job=context.job, key=context.key, deadline_s=deadline_s
@@ -109,7 +113,10 @@ class Shard:
         return self.hello.data_host or self.calls.contact.connection.host, self.hello.data_port
 
     def open_socket(self, planes: int) -> None:
-        """`planes`: how many of the switch. Raises SwitchUnreachableError."""
+        """Opens it, anew if the switch was called anew. `planes`: how many of the switch. Raises
+        SwitchUnreachableError."""
+        self._close_socket()
+        self.lanes = None
         host, port = self.data_address
         try:
             self.socket = self._outside.open_socket(host, port, planes)
@@ -119,14 +126,32 @@ class Shard:
             ) from error
         self._has_socket = True
 
+    def find_path(self, on_known: Callable[[], None]) -> None:
+        """Finds out how long packets may be. `on_known` is called then, perhaps at once."""
+        assert self.hello is not None
+
+        def take(lanes: int) -> None:
+            self.lanes = lanes
+            on_known()
+
+        self._path = PathProbe(self._outside, self.socket, self.hello, self.name, take)
+
+    def _close_socket(self) -> None:
+        if self._path is not None:
+            self._path.stop()
+        if self._has_socket:
+            self.socket.close()
+            self._has_socket = False
+
     # The join.
 
-    def join(self, switches: tuple[str, ...], planes: int, deadline_s: float, nonce: bytes) -> None:
+    def join(self, switches: tuple[str, ...], planes: int, lanes: int, deadline_s: float, nonce: bytes) -> None:
         """Waits for all ranks, and logs for whom after `warn_s`.
 
         Args:
           switches: instances of all the job's switches.
           planes: the least of these.
+          lanes: the most that a packet on the ways to all of them may have.
           nonce: this host's randomness, where sums are confidential.
         """
         context, settings = self._context, self._settings
@@ -148,6 +173,7 @@ class Shard:
             host_nonce=nonce,
             planes=planes,
             threads=settings.threads or default_threads(),
+            lanes=lanes,
         )
         who = f"Rank {join.rank} of job {join.job!r}"
         self._wait = Wait(self._outside, self.send, who, self.name, deadline_s, settings.warn_s)
@@ -230,8 +256,30 @@ class Shard:
         """Hangs up, after what was sent."""
         self._stop_waiting()
         self.calls.close()
-        if self._has_socket:
-            self.socket.close()
+        self._close_socket()
+
+
+def open_paths(shards: Sequence[Shard], on_known: Callable[[], None]) -> None:
+    """Opens the sockets of all once all have answered, and finds out how long packets on their ways may be. `on_known`
+    is called when that is known of one of them. Raises PassingError."""
+    check_distinct(shards)
+    if any(shard.hello is None for shard in shards):
+        return
+    for shard in shards:
+        shard.open_socket(least_planes(shards))
+    for shard in shards:
+        shard.find_path(on_known)
+
+
+def least_planes(shards: Sequence[Shard]) -> int:
+    """Returns how many planes each of these has, which have answered."""
+    return min(shard.hello.planes for shard in shards if shard.hello is not None)
+
+
+def least_lanes(shards: Sequence[Shard]) -> int | None:
+    """Returns how many lanes a packet to any of them may have; None as long as that isn't known of all."""
+    known = [shard.lanes for shard in shards if shard.lanes is not None and shard.hello is not None]
+    return min(known) if len(known) == len(shards) else None
 
 
 def check_distinct(shards: Sequence[Shard]) -> None:

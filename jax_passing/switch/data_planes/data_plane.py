@@ -11,7 +11,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Protocol
 
-from jax_passing.protocol.packet import GROUP_PORT
+from jax_passing.protocol.packet import GROUP_PORT, LANES_AT_MTU_1500
 from jax_passing.protocol.plane_sockets import PlaneSockets
 from jax_passing.switch.data_planes.job_counts import JobCounts
 from jax_passing.switch.data_planes.reach import REACH_MAX
@@ -91,6 +91,7 @@ class JobSlots:
     group: MulticastGroup | None = None  # all workers hear it
     parent: Parent | None = None  # None at the root of a tree, or if there is but one level
     keys: JobKeys | None = None  # None: packets have no tags
+    lanes_per_chunk: int = LANES_AT_MTU_1500  # the most of a packet of the job
     reach: int = REACH_MAX  # how far ahead of the furthest complete position a contribution may be (reach.py)
     # Each worker knows us by one of our IP addresses, and takes packets from no other. Empty: any is right.
     own_addresses: tuple[str, ...] = ()
@@ -126,7 +127,7 @@ class DataPlane(Protocol):
 
     @property
     def lanes_per_chunk(self) -> int:
-        """The 32-bit lanes of a packet here."""
+        """The most 32-bit lanes that a packet may have here."""
 
     @property
     def whole_chunks(self) -> bool:
@@ -162,8 +163,12 @@ class DataPlane(Protocol):
         Raises OSError.
         """
 
-    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
-        """Sends a burst (wire/probe.h) to the group, before the job is added."""
+    def path_nonce(self, host: str) -> int:
+        """Returns the number with which it sends probes of paths (wire/probe.h) back to this IP address. Asked only if
+        packets may be longer than all paths carry."""
+
+    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int, lanes: int) -> None:
+        """Sends a burst (wire/probe.h) to the group, before the job is added. `lanes`: of the job's packets."""
 
     def add_job(self, job: JobSlots) -> None:
         """Clears the slots, then adds packets of this job and epoch that come from these addresses.

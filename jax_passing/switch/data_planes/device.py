@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, structs
 
 from jax_passing.config import parse_address, unicast_address
 from jax_passing.errors import ConfigError
-from jax_passing.protocol.packet import LANES_MAX, PORT
+from jax_passing.protocol.packet import LANES_AT_MTU_1500, PORT
 from jax_passing.settings_parser import convert, from_file
 
 Port = Annotated[int, Meta(ge=0, le=510)]
@@ -44,7 +44,7 @@ class Device(Struct, frozen=True, forbid_unknown_fields=True):
     device_id: Annotated[int, Meta(ge=0)] = 0  # p4runtime: the server's number for it
     program: str = ""  # p4runtime: the compiler's output for the device
     p4info: str = ""  # p4runtime: its description, binary
-    lanes: Annotated[int, Meta(ge=3, le=LANES_MAX)] | None = None  # p4runtime: of the program
+    lanes: Annotated[int, Meta(ge=3, le=LANES_AT_MTU_1500)] | None = None  # p4runtime: of the program
 
     @property
     def runtime_address(self) -> tuple[str, int]:

@@ -15,7 +15,7 @@ from jax_passing import _native
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import verdicts
 from jax_passing.protocol.link_rate import one_card
-from jax_passing.protocol.packet import LANES_MAX, WORKERS_MAX
+from jax_passing.protocol.packet import LANES_AT_MTU_1500, WORKERS_MAX
 from jax_passing.switch.data_planes import libbpf
 from jax_passing.switch.data_planes.data_plane import (
     DataPlaneError,
@@ -37,7 +37,7 @@ _WORKER = struct.Struct("=4sHxx48x")
 _JOB_BYTES = _JOB.size + WORKERS_MAX * _WORKER.size
 _SLOT = struct.Struct("=IHHQQIBBBBH6x")
 _NO_GROUP = ("0.0.0.0", 0)
-_SLOT_BYTES = _SLOT.size + 4 * LANES_MAX
+_SLOT_BYTES = _SLOT.size + 4 * LANES_AT_MTU_1500
 VERDICTS = verdicts.VERDICTS[: verdicts.VERDICTS.index("forwarded")]  # it has no parent
 _CAPABILITIES = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_NET_ADMIN": 12}  # linux/capability.h
 _COUNTERS = (
@@ -80,7 +80,7 @@ class EbpfDataPlane:
         multicast: bool = True,
     ):
         self.slot_total = slot_total
-        self.lanes_per_chunk = lanes_per_chunk
+        self.lanes_per_chunk = min(lanes_per_chunk, LANES_AT_MTU_1500)  # the program knows no longer packets
         self._jobs: dict[int, range] = {}  # and their slots
         own = _own_address(host)
         indices = {name: _index(name) for name in devices}
@@ -135,8 +135,11 @@ class EbpfDataPlane:
     def hears_parents_group(self, job: int) -> bool:
         return True  # it has no parent
 
-    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
-        burst, size = _native.probe_burst(job=job, epoch=epoch, nonce=nonce, lanes=self.lanes_per_chunk)
+    def path_nonce(self, host: str) -> int:
+        raise NotImplementedError("all paths carry its packets")
+
+    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int, lanes: int) -> None:
+        burst, size = _native.probe_burst(job=job, epoch=epoch, nonce=nonce, lanes=lanes)
         self._sender.send_packets(burst, size, (group.address, group.port))
 
     def add_job(self, job: JobSlots) -> None:

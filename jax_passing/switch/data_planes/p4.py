@@ -95,7 +95,10 @@ class P4DataPlane:
     def socket_to(self, host: str, port: int, planes: int) -> None:
         return None
 
-    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
+    def path_nonce(self, host: str) -> int:
+        raise NotImplementedError("its program says how long packets are")
+
+    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int, lanes: int) -> None:
         raise NotImplementedError("each copy of a result is addressed to its worker: there is no group to probe")
 
     def stop_multicast(self, job: int) -> None:

@@ -76,9 +76,12 @@ class SoftwareDataPlane:
     def socket_to(self, host: str, port: int, planes: int) -> PlaneSockets | None:
         return PlaneSockets(host, port, min(planes, self.planes))
 
-    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int) -> None:
+    def path_nonce(self, host: str) -> int:
+        return self._natives[0].path_nonce(host)
+
+    def probe(self, group: MulticastGroup, job: int, epoch: int, nonce: int, lanes: int) -> None:
         for native in self._natives:
-            native.probe(group=_native_group(group), job=job, epoch=epoch, nonce=nonce, lanes=self.lanes_per_chunk)
+            native.probe(group=_native_group(group), job=job, epoch=epoch, nonce=nonce, lanes=lanes)
 
     def stop_multicast(self, job: int) -> None:
         for native in self._of(job):
@@ -136,6 +139,7 @@ def _add(native: _native.SoftwareDataPlane, job: JobSlots, plane: int) -> None:
         keys=None if job.keys is None else keys_of_plane(job.keys, plane),
         reach=job.reach,
         own_addresses=list(job.own_addresses),
+        lanes_per_chunk=job.lanes_per_chunk,
         ports_apart=are_apart([host for host, _ in job.addresses], job.own_addresses),
     )
 

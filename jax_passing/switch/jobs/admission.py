@@ -21,9 +21,11 @@ from jax_passing.errors import (
 )
 from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 from jax_passing.switch.data_planes.data_plane import is_power_of_two
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.jobs.epochs import Epoch, Member
+from jax_passing.switch.jobs.slot_partition import room_of_slot
 
 UNFIT = "unfit"  # its settings or its program don't fit to the switch, or to the others'
 # Refusals are counted by these: others didn't come in time, the rank or the job was taken, somebody has as much of the
@@ -94,6 +96,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
             f"The job's name {join.job!r} has {job_names.SHARD_MARK!r} in it: so switches name the shards of a job. "
             "Choose another one (JAX_PASSING_JOB)."
         )
+    lanes = here.lanes_per_chunk if here.whole_chunks else min(here.lanes_per_chunk, max(join.lanes, LANES_AT_MTU_1500))
     # A host of another version waits for the others as well: they are to hear of it, too.
     is_ours = join.protocol_version == messages.PROTOCOL_VERSION
     return messages.RankJoin(
@@ -106,7 +109,7 @@ def rank_of_host(join: messages.Join, host: str, here: Abilities) -> messages.Ra
         join_deadline_s=join.join_deadline_s,
         wait_s=join.join_deadline_s,
         slot_count=here.slot_count,
-        lanes_per_chunk=here.lanes_per_chunk,
+        lanes_per_chunk=lanes,
         whole_chunks=here.whole_chunks,
         tagged=here.tagged,
         path=(here.instance,),
@@ -172,7 +175,7 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
     lanes, whole = reduce(common_lanes, ((join.lanes_per_chunk, join.whole_chunks) for join in joins))
     return messages.Prepare(
         attempt=attempt,
-        slot_count=min(join.slot_count for join in joins),
+        slot_count=max(1, min(join.slot_count for join in joins) // room_of_slot(lanes)),
         lanes_per_chunk=lanes,
         whole_chunks=whole,
         tagged=all(join.tagged for join in joins),

@@ -91,11 +91,12 @@ class Chronicle:
         hosts = list(dict.fromkeys(member.connection.host for member in epoch.workers()))
         more = f" and {len(hosts) - HOSTS_NAMED} more" if len(hosts) > HOSTS_NAMED else ""
         log.info(
-            "%s: started with %s at %s; slots from %d, results by %s",
+            "%s: started with %s at %s; slots from %d, packets of up to %d lanes, results by %s",
             epoch,
             names(sorted(epoch.joined())),
             ", ".join(hosts[:HOSTS_NAMED]) + more,
             epoch.slot_first,
+            epoch.plan.lanes_per_chunk,
             f"multicast to {epoch.group.address}" if epoch.group else "unicast",
         )
 

@@ -19,7 +19,7 @@ from jax_passing.switch.jobs.chronicle import Chronicle
 from jax_passing.switch.jobs.epoch_states import EpochState, Event
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.group_probe import GroupProbe, ProbeStep
-from jax_passing.switch.jobs.slot_partition import SlotPartition
+from jax_passing.switch.jobs.slot_partition import SlotPartition, room_of_slot
 
 log = logging.getLogger("jax_passing.switch")
 
@@ -77,7 +77,8 @@ class EpochStart:
             self._refuse(epoch, str(error))
             return
         addresses = {member.connection.host for member in epoch.members}
-        if (owner := self._partition.who_has_enough(plan.slot_count, addresses)) is not None:
+        room = plan.slot_count * room_of_slot(plan.lanes_per_chunk)
+        if (owner := self._partition.who_has_enough(room, addresses)) is not None:
             self._refuse(
                 epoch,
                 f"Jobs with hosts or racks at {owner} hold as many slots of the switch at {epoch.own_name} as one "
@@ -85,11 +86,11 @@ class EpochStart:
                 reason="quota",
             )
             return
-        epoch.slot_first = self._partition.allocate(plan.slot_count, addresses)
+        epoch.slot_first = self._partition.allocate(room, addresses)
         if epoch.slot_first is None:
             self._refuse(
                 epoch,
-                f"The switch at {epoch.own_name} has no {plan.slot_count} free slots of its "
+                f"The switch at {epoch.own_name} has no {room} free slots of its "
                 f"{self._data_plane.slot_total}: too many jobs run at once. Wait for one to end, give the switch more "
                 "slot_total or less slots_per_job, or let sums go elsewhere (standby).",
                 NoSlotsError.__name__,
@@ -176,7 +177,7 @@ class EpochStart:
         match probe.step(self._outside.now()):
             case ProbeStep.SEND:
                 try:
-                    self._data_plane.probe(probe.group, epoch.job.number, epoch.number, probe.nonce)
+                    self._probe(epoch, probe)
                 except Exception as error:  # whatever the device's driver raises
                     probe.fail(f"the data plane can't send to {probe.group.address} ({error})")
             case ProbeStep.HEARD:
@@ -186,6 +187,11 @@ class EpochStart:
                 log.info("%s: each member is sent its own results: %s", epoch, probe.reason)
                 epoch.probe = None
                 self._go_on(epoch)
+
+    def _probe(self, epoch: Epoch, probe: GroupProbe) -> None:
+        assert epoch.plan is not None
+        lanes = epoch.plan.lanes_per_chunk
+        self._data_plane.probe(probe.group, epoch.job.number, epoch.number, probe.nonce, lanes)
 
     def group_lost(self, epoch: Epoch, member: Member) -> None:
         """Ends multicast for all members: one that asks again for each result slows all of them down."""
@@ -254,7 +260,8 @@ class EpochStart:
                     epoch.group,
                     parent,
                     keys=secrets.keys() if secrets else None,
-                    reach=reach_at_planes(plan.slot_count, shards, plan.planes, plan.threads),
+                    reach=reach_at_planes(plan.slot_count, shards, plan.planes, plan.threads, plan.lanes_per_chunk),
+                    lanes_per_chunk=plan.lanes_per_chunk,
                     own_addresses=tuple(member.connection.own_host for member in epoch.workers()),
                     planes=plan.planes,
                 )

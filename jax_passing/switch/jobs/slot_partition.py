@@ -3,7 +3,14 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 from jax_passing.switch.data_planes.data_plane import is_power_of_two
+
+
+def room_of_slot(lanes: int) -> int:
+    """Returns how many slots of LANES_AT_MTU_1500 a slot of longer chunks takes the room of, a power of two: a job has
+    so many times fewer of these, and as much memory."""
+    return 1 << (-(-lanes // LANES_AT_MTU_1500) - 1).bit_length()
 
 
 @dataclass(frozen=True)

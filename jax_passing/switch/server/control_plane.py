@@ -11,6 +11,7 @@ from jax_passing.errors import SwitchLostError
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol import keys
 from jax_passing.protocol.outside import Connection, Outside
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.admission import Abilities, RefusalError, check_version, rank_of_host
 from jax_passing.switch.jobs.epochs import Epoch, Member
@@ -94,8 +95,10 @@ class ControlPlane:
         )
         self.dispatcher = Dispatcher(data_plane, self.jobs, self._questions, self._abilities, self.report)
 
-    def hello(self, token: str) -> messages.Hello:
-        """`token`: that of the conversation that greets."""
+    def hello(self, token: str, host: str) -> messages.Hello:
+        """`token`: that of the conversation that greets `host`, an IP address."""
+        data_plane = self._data_plane
+        is_long = not data_plane.whole_chunks and data_plane.lanes_per_chunk > LANES_AT_MTU_1500
         return messages.Hello(
             messages.PROTOCOL_VERSION,
             self._data_plane.host,
@@ -104,7 +107,9 @@ class ControlPlane:
             secured=self.has_key,
             lease_s=self.lease_s,
             token=token,
-            planes=self._data_plane.planes,
+            planes=data_plane.planes,
+            lanes=data_plane.lanes_per_chunk if is_long else LANES_AT_MTU_1500,
+            path_nonce=data_plane.path_nonce(host) if is_long else 0,
         )
 
     @property

@@ -70,7 +70,7 @@ class MemberConversation:
         assert self._connection is not None
         if not self._is_greeted:
             self._is_greeted = True
-            self._connection.send(self._plane.hello(self._life.token))
+            self._connection.send(self._plane.hello(self._life.token, self._connection.host))
 
     def make_room(self, why: str) -> None:
         self._turn_away(f"{why} This one hasn't joined a job, and makes room for a new one.", reason="quota")
@@ -151,7 +151,7 @@ class MemberConversation:
         assert self._connection is not None
         self._is_secured = True
         self._quota.end_handshake(self._connection.host, self._outside.now())
-        self._connection.send(self._plane.hello(self._life.token))
+        self._connection.send(self._plane.hello(self._life.token, self._connection.host))
 
     def _check_key(self, join: messages.Join | messages.RackJoin | messages.Meet) -> None:
         """Checks that the other has proved that it knows the job's key. Raises RefusalError. One of another version,

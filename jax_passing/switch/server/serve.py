@@ -16,6 +16,7 @@ from jax_passing.config import address_text
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import keys
 from jax_passing.protocol.alike import version_of
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.data_planes.device import read_device
 from jax_passing.switch.data_planes.ebpf import EbpfDataPlane
@@ -128,12 +129,14 @@ def _open(settings: SwitchSettings) -> tuple[socket.socket, DataPlane]:
 
 def _banner(settings: SwitchSettings, data_plane: DataPlane, address: str) -> str:
     """Says what is started, in one line."""
+    lanes = data_plane.lanes_per_chunk
     parts = [
         f"jax-passing {version_of('jax_passing')}: a switch at {address}",
         f"data plane {settings.data_plane}" + (f" ({settings.device})" if settings.device else ""),
-        f"{data_plane.slot_total * data_plane.planes} slots of {data_plane.lanes_per_chunk} lanes, "
+        f"{data_plane.slot_total * data_plane.planes} slots of {min(lanes, LANES_AT_MTU_1500)} lanes, "
         f"{settings.slots_per_job} a job",
         *([f"{data_plane.planes} threads"] if data_plane.planes > 1 else []),
+        *([f"up to {lanes} lanes in a packet, where paths carry these"] if lanes > LANES_AT_MTU_1500 else []),
         f"lease {settings.lease_s:g} s",
         f"key from {settings.key_file}" if settings.key_file else "no key: anybody may join",
     ]

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from jax_passing.config import LEASE_S, SWITCH_PREFIX, Address, Gbit, LeaseSeconds, Local, Peer
 from jax_passing.errors import ConfigError
-from jax_passing.protocol.packet import LANES_MAX, PORT
+from jax_passing.protocol.packet import LANES_AT_MTU_1500, LANES_MAX, PORT
 from jax_passing.settings_parser import Sources, convert, gather, integer, one_of, parsed, power_of_two
 from jax_passing.switch.jobs.quotas import CONNECTIONS_MAX, CONNECTIONS_PER_ADDRESS
 from jax_passing.threads import Threads
@@ -32,7 +32,7 @@ class SwitchSettings:
     """Where it listens. Port 0 takes any that is free."""
     slot_total: Annotated[int, integer(1, 1 << 16)] = 16384  # 16 bits on the wire
     slots_per_job: Annotated[int, parsed(power_of_two, "a power of two")] = 1024
-    lanes_per_chunk: Annotated[int, integer(3, LANES_MAX)] = LANES_MAX  # an int64 takes three
+    lanes_per_chunk: Annotated[int, integer(3, LANES_MAX)] = LANES_AT_MTU_1500  # an int64 takes three
     lease_s: LeaseSeconds = LEASE_S
     """A host that is silent for so long is lost, if its session hasn't a shorter lease."""
     slots_per_address: Annotated[int, integer(1, 1 << 16)] | None = None

@@ -9,6 +9,8 @@ from jax_passing.errors import is_kind
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.caller import CallEvent, Greeted, Heard, Lost
 from jax_passing.protocol.outside import Outside, Timer
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
+from jax_passing.protocol.path_probe import PathProbe
 from jax_passing.protocol.plane_sockets import PlaneSockets
 from jax_passing.switch.data_planes.data_plane import DataPlane, is_power_of_two
 from jax_passing.switch.jobs.admission import RefusalError, least
@@ -56,6 +58,8 @@ class Uplink:
         self._retry: Timer | None = None
         self._problem = "it hasn't answered yet"
         self.is_connected = False
+        self._path: PathProbe | None = None  # to the parent
+        self._lanes = LANES_AT_MTU_1500  # that packets to it may have
         self.data_address = ("", 0)
         self.socket: PlaneSockets | None = None
         self._group: Timer | None = None  # while we listen to what the parent sends to its group
@@ -76,6 +80,8 @@ class Uplink:
         """Ends the connection after what was sent."""
         self.is_connected = self._is_multicast = False
         self._stop_listening()
+        if self._path is not None:
+            self._path.stop()
         for inquiry in list(self._inquiries):
             inquiry.cancel()
         self.socket = None  # closed now, unless a job has taken it over
@@ -93,7 +99,9 @@ class Uplink:
             join = member.ranks[rank]
             wait_s = max(0.01, member.join_until[rank] - self._outside.now())
             link_gbit = least(join.link_gbit, self._call.connection.link_gbit)
-            self._call.send(msgspec.structs.replace(join, wait_s=wait_s, link_gbit=link_gbit))
+            lanes = join.lanes_per_chunk if join.whole_chunks else min(join.lanes_per_chunk, self._lanes)
+            told = msgspec.structs.replace(join, wait_s=wait_s, link_gbit=link_gbit, lanes_per_chunk=lanes)
+            self._call.send(told)
 
     def explain(self, text: str) -> str:
         """Says why hosts wait in vain: `text` says for what."""
@@ -129,6 +137,14 @@ class Uplink:
             raise ConnectionError(str(error)) from error
         self.data_address = host, hello.data_port
         self.socket = self._data_plane.socket_to(*self.data_address, hello.planes)
+        if self.socket is None:
+            self._join_with(LANES_AT_MTU_1500)
+        else:
+            self._path = PathProbe(self._outside, self.socket, hello, self.name, self._join_with)
+
+    def _join_with(self, lanes: int) -> None:
+        assert self._call is not None
+        self._lanes = lanes
         own_plane, epoch = self._data_plane, self._epoch
         lease_s = min((member.lease_s for member in epoch.members), default=LEASE_S)
         self._call.send(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import msgspec
 
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.packet import LANES_AT_MTU_1500
 from jax_passing.switch.data_planes.data_plane import MulticastGroup, SlotVersion
 from jax_passing.switch.server.control_server import ControlServer
 from jax_passing.switch.server.settings import SwitchSettings
@@ -54,7 +55,11 @@ class RecordingDataPlane:
     def socket_to(self, host, port, planes):
         return None
 
-    def probe(self, group, job, epoch, nonce):
+    def path_nonce(self, host):
+        assert host == "127.0.0.1"
+        return 7
+
+    def probe(self, group, job, epoch, nonce, lanes):
         assert group == self.offered
         self.probes.append((job, epoch, nonce))
 
@@ -155,6 +160,7 @@ class Switch:
         self.hosts.append(host)
         hello = await host.receive()
         host.token = hello.token
+        is_long = self.data_plane.lanes_per_chunk > LANES_AT_MTU_1500 and not self.data_plane.whole_chunks
         assert hello == messages.Hello(
             messages.PROTOCOL_VERSION,
             self.data_plane.host,
@@ -163,6 +169,8 @@ class Switch:
             lease_s=self.plane.lease_s,
             token=host.token,
             planes=self.data_plane.planes,
+            lanes=self.data_plane.lanes_per_chunk if is_long else LANES_AT_MTU_1500,
+            path_nonce=self.data_plane.path_nonce("127.0.0.1") if is_long else 0,
         )
         return host
 

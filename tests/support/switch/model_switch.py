@@ -77,11 +77,11 @@ class ModelDataPlane:
         self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own_address))
         return group_of(job, own_address, self.port)
 
-    def probe(self, group, job, epoch, nonce):
+    def probe(self, group, job, epoch, nonce, lanes):
         fields = {"type": PROBE, "job": job, "epoch": epoch, "sequence": nonce}
         for slot in range(PROBES):
-            lanes = (0,) * (1 if slot == PROBES - 1 else self.lanes_per_chunk)
-            packet = Packet(slot=slot, worker=EVERY_WORKER, lanes=lanes, **fields).encode()
+            zeros = (0,) * (1 if slot == PROBES - 1 else lanes)
+            packet = Packet(slot=slot, worker=EVERY_WORKER, lanes=zeros, **fields).encode()
             self.send(*self._fault("probe", ((group.address, group.port),), packet))
 
     def add_job(self, job):

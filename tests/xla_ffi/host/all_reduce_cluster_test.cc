@@ -54,6 +54,41 @@ TEST(AllReduceCluster, theLargestWorld) {
   ASSERT_TRUE(cluster.Run(600'000'000)) << cluster.Stalls();
 }
 
+// The bits are those of the reference, as with shorter packets: of all kinds of sums, checked, confidential or neither,
+// over a tree and over shards, while packets get lost.
+TEST(AllReduceCluster, longPackets) {
+  const SumCheck::Key check{1};
+  const LaneMasks::Key masks{2};
+  for (const auto& [check_key, mask_key] : {std::pair<std::optional<SumCheck::Key>, std::optional<LaneMasks::Key>>{},
+                                            {check, {}},
+                                            {{}, masks},
+                                            {check, masks}}) {
+    for (const uint32_t shard_count : {1u, 3u}) {
+      ClusterOptions options{.world_size = 4,
+                             .shard_count = shard_count,
+                             .trees = {Tree::Levels(4, {2})},
+                             .slot_count = 16,
+                             .lanes_per_chunk = wire::kMaxLanes,
+                             .faults = {.loss = 0.01, .duplicate = 0.01, .reorder = 0.1, .reorder_us = 1000},
+                             .check_key = check_key,
+                             .mask_key = mask_key};
+      Cluster cluster(1, options);
+      cluster.AddSite(DType::kFloat32, {100'000, 1, 2177}, 1);
+      cluster.AddSite(DType::kBFloat16, {50'001}, 1);
+      cluster.AddSite(DType::kFloat64, {2000}, 1);
+      cluster.AddSite(DType::kFloat32, {1440}, 1);  // is precise, and guesses
+      cluster.AddSite(DType::kInt64, {30'000}, 1);
+      if (!mask_key) cluster.AddSite(DType::kInt32, {5000}, 1, Op::kMax);
+      for (int execution = 0; execution < 2; ++execution) {
+        cluster.Execute({0, 1, 2, 3, 4}, 1000);
+        ASSERT_TRUE(cluster.Run(600'000'000)) << cluster.Stalls();
+      }
+      const AllReduceStats stats = cluster.rank(0).stats();
+      EXPECT_LT(stats.packets_sent - stats.packets_resent, stats.bytes_sent / 3000);
+    }
+  }
+}
+
 // Each rank gives or needs one row: of a few elements, of chunks that rows share, and of several segments.
 TEST(AllReduceCluster, rowsOfRanks) {
   for (const uint32_t world_size : {1u, 2u, 5u}) {

@@ -153,7 +153,7 @@ TEST(RankCore, jobOutOfRange) {
   EXPECT_THROW(make([](JobConfig& job) { job.slots_per_shard = 65; }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.shards.clear(); }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = 2; }), std::invalid_argument);
-  EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = 361; }), std::invalid_argument);
+  EXPECT_THROW(make([](JobConfig& job) { job.lanes_per_chunk = wire::kMaxLanes + 1; }), std::invalid_argument);
   EXPECT_THROW(make([](JobConfig& job) { job.world_size = kMaxWorldSize + 1; }), std::invalid_argument);
   EXPECT_NO_THROW(make([](JobConfig& job) { job.world_size = kMaxWorldSize, job.rank = kMaxWorldSize - 1; }));
   EXPECT_THROW(make([](JobConfig& job) { job.shards[0].worker = 64; }), std::invalid_argument);

@@ -125,9 +125,10 @@ void SendNumbered(UdpDriver& driver, const std::vector<uint16_t>& sizes) {
 
 TEST_P(UdpSocketPair, driver_sendsWhatWasCommitted) {
   for (const uint16_t short_bytes : {64, 300, 1000}) {
-    UdpDriver driver(client_);
+    const size_t full_bytes = short_bytes == 300 ? wire::kMaxPacketBytes : wire::kPacketBytesAtMtu1500;
+    UdpDriver driver(client_, full_bytes);
     std::vector<uint16_t> sizes;
-    for (int i = 0; i < 200; ++i) sizes.push_back(i % 64 >= 40 ? short_bytes : wire::kMaxPacketBytes);
+    for (int i = 0; i < 200; ++i) sizes.push_back(i % 64 >= 40 ? short_bytes : static_cast<uint16_t>(full_bytes));
     SendNumbered(driver, sizes);
     std::vector<bool> arrived(sizes.size());
     for (const Datagram& datagram : ReceiveAll(server_, sizes.size())) {
@@ -149,10 +150,25 @@ TEST_P(UdpSocketPair, driver_keepsTheOrderOfSmallPacketsThatAreFull) {
   EXPECT_EQ(order, expected);
 }
 
+TEST_P(UdpSocketPair, sendUncut_arrives) {
+  const auto [bytes, header_bytes] = client_.path_mtu();
+  EXPECT_GE(bytes, header_bytes + wire::kMaxPacketBytes);  // of the loopback interface
+  const std::vector<uint8_t> sent(wire::kMaxPacketBytes, 7);
+  client_.SendUncut(sent);
+  const std::vector<Datagram> there = ReceiveAll(server_, 1);
+  ASSERT_EQ(there.size(), 1u);
+  EXPECT_EQ(there[0].bytes, sent);
+  server_.SendUncut(sent, &there[0].source);
+  EXPECT_EQ(ReceiveAll(client_, 1).size(), 1u);
+  client_.SendUncut(std::vector<uint8_t>(kMaxUdpBytes + 1));  // nobody can send that: it is lost
+  poll(nullptr, 0, 10);
+  EXPECT_EQ(server_.Receive([](std::span<const uint8_t>, const Address&) { FAIL(); }), 0u);
+}
+
 // So that they don't end the run of the full ones.
 TEST_P(UdpSocketPair, driver_sendsShortPacketsLast) {
   UdpDriver driver(client_);
-  SendNumbered(driver, {64, wire::kMaxPacketBytes, 64, wire::kMaxPacketBytes});
+  SendNumbered(driver, {64, wire::kPacketBytesAtMtu1500, 64, wire::kPacketBytesAtMtu1500});
   std::vector<uint8_t> order;
   for (const Datagram& datagram : ReceiveAll(server_, 4)) order.push_back(datagram.bytes.at(0));
   EXPECT_EQ(order, (std::vector<uint8_t>{1, 3, 0, 2}));
@@ -162,7 +178,7 @@ TEST_P(UdpSocketPair, driver_sendsShortPacketsLast) {
 TEST_P(UdpSocketPair, driver_letsFewPacketsOvertake) {
   UdpDriver driver(client_);
   std::vector<uint16_t> sizes;
-  for (int i = 0; i < 250; ++i) sizes.push_back(i % 100 < 60 ? wire::kHeaderBytes : wire::kMaxPacketBytes);
+  for (int i = 0; i < 250; ++i) sizes.push_back(i % 100 < 60 ? wire::kHeaderBytes : wire::kPacketBytesAtMtu1500);
   SendNumbered(driver, sizes);
   uint32_t latest = 0;
   for (const Datagram& datagram : ReceiveAll(server_, sizes.size())) {

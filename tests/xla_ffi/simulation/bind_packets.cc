@@ -69,11 +69,12 @@ void AddJob(
     const std::vector<MachinePort>& workers, const std::optional<MachinePort>& group,
     const std::optional<std::tuple<uint16_t, uint16_t, uint32_t, uint16_t, uint32_t, std::optional<MemberKeyBytes>>>&
         parent,
-    const std::optional<JobKeyBytes>& keys, uint64_t first_position, uint32_t reach) {
+    const std::optional<JobKeyBytes>& keys, uint64_t first_position, uint32_t reach, uint32_t lanes_per_chunk) {
   JobSlots slots{.job = job,
                  .epoch = epoch,
                  .slot_first = slot_first,
                  .slot_count = slot_count,
+                 .lanes_per_chunk = lanes_per_chunk,
                  .addresses = {},
                  .keys = KeysOf(keys),
                  .first_position = first_position,
@@ -210,7 +211,7 @@ NB_MODULE(_simulation, m) {
       .def("remove_switch", &Packets::RemoveSwitch, "switch"_a)
       .def("add_job", &AddJob, "switch"_a, nb::kw_only(), "job"_a, "epoch"_a, "slot_first"_a, "slot_count"_a,
            "workers"_a, "group"_a = nb::none(), "parent"_a = nb::none(), "keys"_a = nb::none(), "first_position"_a = 0,
-           "reach"_a)
+           "reach"_a, "lanes_per_chunk"_a)
       .def("remove_job", &Packets::RemoveJob, "switch"_a, "job"_a)
       .def("stop_multicast", &Packets::StopMulticast, "switch"_a, "job"_a)
       .def(

@@ -40,13 +40,10 @@ add_plant(a_result_before_all_bits_are_set switch/slot_pool.cc
 add_plant(a_contribution_counts_twice switch/slot_pool.cc
   "} else if ((held.bitmap & BitOf(header.worker)) != 0) {"
   "} else if ((held.bitmap & BitOf(header.worker)) != 0 && held.bitmap == all) {")
-add_plant(slots_keep_what_an_earlier_job_left switch/slot_pool.cc
-  "for (Version& version : slots_[job.slot_first + i].versions) version.empty = true;"
-  "(void)i;")
 add_plant(a_resend_from_the_other_version switch/slot_pool.cc
   "if (held.complete) return send(Verdict::kResend, SendTo::kWorker);"
   "if (held.complete) {
-      const Version& other = slots_[header.slot].versions[1 - header.version];
+      const Version& other = of_job.At(header.slot - job.slot_first, 1 - header.version);
       return Action{.verdict = Verdict::kResend, .to = SendTo::kWorker, .job = job.job, .worker = header.worker,
                     .packet = other.Packet()};
     }")
@@ -88,10 +85,11 @@ add_plant(a_result_counts_for_the_first_shard host/rank_core.cc
 add_plant(a_segment_goes_to_the_sum_that_was_issued_last host/sums/sums_in_flight.cc
   "return found == named_.end() ? nullptr : found->second->get();"
   "return found != named_.end() ? found->second->get() : sums_.empty() ? nullptr : sums_.back().get();")
-add_plant(the_first_lanes_behind_a_contribution_without_any_are_lost switch/slot_pool.cc
+add_plant(the_first_lanes_behind_a_contribution_without_any_are_lost switch/held_chunk.h
   "if (bare) {
       Take(of, packet_lanes);"
-  "if (bare) {")
+  "if (bare) {"
+  switch/slot_pool.cc)
 add_plant(results_are_left_out_for_whom_the_last_one_was switch/slot_pool.cc
   "held.no_result = 0;"
   "")

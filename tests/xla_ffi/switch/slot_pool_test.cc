@@ -24,6 +24,43 @@ TEST(SlotPool, onPacket_unalignedPacket) {
   EXPECT_TRUE(std::ranges::equal(action.packet, Result(packet.header, packet.lanes)));
 }
 
+// A job's slots are as long as its packets, and its neighbours' stay what they were.
+TEST(SlotPool, onPacket_longChunks) {
+  SlotPool pool(8);
+  JobSlots job = MakeJob(3, 2);
+  job.lanes_per_chunk = wire::kMaxLanes;
+  pool.AddJob(job);
+  const Lanes lanes(wire::kMaxLanes, 5), sum(wire::kMaxLanes, 12);
+  for (uint16_t slot = 0; slot < 4; ++slot) {
+    for (uint8_t version = 0; version < 2; ++version) {
+      const auto there = [&](auto& header) { header.slot = slot, header.version = version; };
+      EXPECT_EQ(pool.OnPacket(Bytes(With(From(0, lanes), there)), AddressOf(3, 0)).verdict, Verdict::kAdded);
+    }
+  }
+  for (uint16_t slot = 0; slot < 4; ++slot) {
+    for (uint8_t version = 0; version < 2; ++version) {
+      const auto there = [&](auto& header) { header.slot = slot, header.version = version; };
+      const Packet last = With(From(1, Lanes(wire::kMaxLanes, 7)), there);
+      const Action action = pool.OnPacket(Bytes(last), AddressOf(3, 1));
+      EXPECT_TRUE(std::ranges::equal(action.packet, Result(last.header, sum)));
+    }
+  }
+}
+
+TEST(SlotPool, onPacket_moreLanesThanAreTheJobs) {
+  SlotPool pool(8);
+  JobSlots job = MakeJob(3, 1);
+  job.lanes_per_chunk = 500;
+  pool.AddJob(job);
+  EXPECT_EQ(pool.OnPacket(Bytes(From(0, Lanes(501, 1))), AddressOf(3, 0)).verdict, Verdict::kMalformed);
+  EXPECT_TRUE(pool.VersionOf(1, 0).empty);
+  EXPECT_EQ(pool.OnPacket(Bytes(From(0, Lanes(500, 1))), AddressOf(3, 0)).verdict, Verdict::kComplete);
+  job.lanes_per_chunk = wire::kMaxLanes + 1;
+  EXPECT_THROW(pool.AddJob(job), std::invalid_argument);
+  job.lanes_per_chunk = 0;
+  EXPECT_THROW(pool.AddJob(job), std::invalid_argument);
+}
+
 TEST(SlotPool, addJob_newEpochStartsEmpty) {
   SlotPool pool(4);
   pool.AddJob(MakeJob(3, 2));

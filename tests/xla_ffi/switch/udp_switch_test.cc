@@ -41,7 +41,7 @@ TEST_P(UdpSwitchOn, sumsForAllRanks) {
   const UdpSwitchStats stats = udp_switch.stats();
   EXPECT_EQ(stats.packets_received, 5 * kSlotCount + 1);
   EXPECT_EQ(stats.packets_sent, 5 * kSlotCount + 1);
-  EXPECT_EQ(stats.bytes_sent, (5 * kSlotCount + 1) * (wire::kHeaderBytes + 4 * wire::kMaxLanes));
+  EXPECT_EQ(stats.bytes_sent, (5 * kSlotCount + 1) * (wire::kHeaderBytes + 4 * wire::kLanesAtMtu1500));
   EXPECT_EQ(stats.verdicts[static_cast<size_t>(Verdict::kComplete)], kSlotCount);
   EXPECT_EQ(stats.verdicts[static_cast<size_t>(Verdict::kResend)], 1u);
 }

@@ -19,12 +19,27 @@ std::vector<std::span<const uint8_t>> Packets(const ProbeBurst& burst) {
 }
 
 TEST(Probe, burst_fullPacketsAndAShortOne) {
-  const ProbeBurst burst = MakeProbeBurst(kName, kMaxLanes);
-  EXPECT_LE(burst.bytes.size(), 65'507u);  // one super-packet
-  ASSERT_EQ(burst.packet_bytes.size(), kProbePackets);
-  for (uint16_t i = 0; i < kProbePackets; ++i) {
-    EXPECT_EQ(burst.packet_bytes[i], i + 1 < kProbePackets ? (kHeaderBytes + 4 * kMaxLanes) : kHeaderBytes + 4);
+  for (const auto& [lanes, packets] : {std::pair(3u, 44u), std::pair(360u, 44u), std::pair(kMaxLanes, 8u)}) {
+    const ProbeBurst burst = MakeProbeBurst(kName, static_cast<uint16_t>(lanes));
+    EXPECT_LE(burst.bytes.size(), 65'507u);  // one super-packet
+    ASSERT_EQ(burst.packet_bytes.size(), packets);
+    for (uint16_t i = 0; i < packets; ++i) {
+      EXPECT_EQ(burst.packet_bytes[i], i + 1u < packets ? kHeaderBytes + 4 * size_t{lanes} : kHeaderBytes + 4);
+    }
   }
+}
+
+TEST(Probe, pathProbe_hasTheLengthOfAPacketWithATag) {
+  const std::vector<uint8_t> probe = MakePathProbe(0xFEDCBA98, 360);
+  EXPECT_EQ(probe.size(), kPacketBytesAtMtu1500);
+  EXPECT_EQ(NonceOfPathProbe(probe), 0xFEDCBA98);
+  EXPECT_EQ(NonceOfPathProbe(std::span(probe).first(probe.size() - 1)), std::nullopt);
+  for (const auto& [at, value] : {std::pair(2, 0x81), {2, 3}, {5, 1}}) {  // a contribution, without a tag, of a job
+    std::vector<uint8_t> other = probe;
+    other[at] = static_cast<uint8_t>(value);
+    EXPECT_EQ(NonceOfPathProbe(other), std::nullopt);
+  }
+  EXPECT_EQ(NonceOfPathProbe({}), std::nullopt);
 }
 
 TEST(Probe, listener_hearsTheBurstOverSeveralLossyAttempts) {

@@ -30,7 +30,7 @@ ChunkPackets::ChunkPackets(const JobConfig& job)
                            : std::nullopt),
       masks_(job.mask_key ? std::optional<LaneMasks>(std::in_place, *job.mask_key, job.rank, job.world_size)
                           : std::nullopt),
-      sharding_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard) {
+      sharding_(static_cast<uint32_t>(job.shards.size()), job.slots_per_shard, job.lanes_per_chunk) {
   assert(IsInRange(job));
 }
 

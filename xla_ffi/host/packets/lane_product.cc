@@ -12,8 +12,8 @@
 namespace passing {
 namespace {
 
-PartialProducts PlainProduct(const uint8_t* lanes, uint32_t count, const LaneFactors& factors) {
-  assert(count <= wire::kMaxLanes);
+PartialProducts PlainProduct(const uint8_t* lanes, uint32_t count, const int32_t* factors) {
+  assert(count <= kMaxProductLanes);
   constexpr uint32_t kParts = std::tuple_size_v<PartialProducts>;
   PartialProducts parts{};
   const auto add = [&](uint32_t i, uint32_t part) {
@@ -44,8 +44,8 @@ __attribute__((target("avx2"))) inline void AddProducts(const uint8_t* lanes, co
 }
 
 __attribute__((target("avx2"))) PartialProducts ProductByAvx2(const uint8_t* lanes, uint32_t count,
-                                                              const LaneFactors& factors) {
-  assert(count <= wire::kMaxLanes);
+                                                              const int32_t* factors) {
+  assert(count <= kMaxProductLanes);
   constexpr uint32_t kLanes = sizeof(Vector) / 4;
   Vector even = _mm256_setzero_si256(), odd = _mm256_setzero_si256();
   uint32_t i = 0;
@@ -75,8 +75,8 @@ __attribute__((target("avx512f,avx512bw"))) inline void AddWideProducts(const ui
 }
 
 __attribute__((target("avx512f,avx512bw"))) PartialProducts ProductByAvx512(const uint8_t* lanes, uint32_t count,
-                                                                            const LaneFactors& factors) {
-  assert(count <= wire::kMaxLanes);
+                                                                            const int32_t* factors) {
+  assert(count <= kMaxProductLanes);
   constexpr uint32_t kLanes = sizeof(__m512i) / 4;
   __m512i even = _mm512_setzero_si512(), odd = _mm512_setzero_si512();
   uint32_t i = 0;

@@ -7,8 +7,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "wire/header.h"
-
 namespace passing {
 
 // Parts of the sum, whose order doesn't matter.
@@ -16,14 +14,13 @@ using PartialProducts = std::array<int64_t, 8>;
 
 // Factors lie between -2^26 and 2^26 - 1, so a product is at most 2^57 in magnitude, and a part has 45 of them.
 inline constexpr int kFactorBits = 27;
-static_assert((wire::kMaxLanes / std::tuple_size_v<PartialProducts> + 1) * (uint64_t{1} << (kFactorBits - 1 + 31)) <
+inline constexpr uint32_t kMaxProductLanes = 360;
+static_assert((kMaxProductLanes / std::tuple_size_v<PartialProducts> + 1) * (uint64_t{1} << (kFactorBits - 1 + 31)) <
               uint64_t{1} << 63);
 
-// The factors, and room for a vector more.
-using LaneFactors = std::array<int32_t, wire::kMaxLanes + 8>;
-
-// `count`: at most wire::kMaxLanes.
-using LaneProduct = PartialProducts (*)(const uint8_t* lanes, uint32_t count, const LaneFactors& factors);
+// `count`: at most kMaxProductLanes. There are as many factors, and room for kFactorsBehind more.
+inline constexpr uint32_t kFactorsBehind = 8;
+using LaneProduct = PartialProducts (*)(const uint8_t* lanes, uint32_t count, const int32_t* factors);
 
 // All that this CPU can do, which add up to the same. The fastest is the first one, plain C++ the last.
 std::vector<LaneProduct> AllLaneProducts();

@@ -42,7 +42,9 @@ uint64_t BelowPrime(__int128 value) {
   return static_cast<uint64_t>(rest + (rest < 0 ? kPrime : 0));
 }
 // A sum of products and two pads is folded, or one of all ranks' lanes: so one step is left.
-static_assert(kPrimeBelow << (kFactorBits + 31 + 9 - kPrimeBits) < kPrime);
+constexpr int kLaneBits = 12;
+static_assert(wire::kMaxLanes < 1 << kLaneBits);
+static_assert(kPrimeBelow << (kFactorBits + 31 + kLaneBits - kPrimeBits) < kPrime);
 static_assert(kPrimeBelow << (64 - kPrimeBits) < kPrime);
 
 __int128 TotalOf(const PartialProducts& parts) {
@@ -137,7 +139,12 @@ SumCheck::Codes SumCheck::CodesOf(const Chunk& chunk, uint32_t count, const uint
     return codes;
   }
   static const LaneProduct product = AllLaneProducts().front();
-  const uint64_t code = BelowPrime(TotalOf(product(lanes, count, factors_)) + pad - next_pad);
+  __int128 total = 0;
+  for (uint32_t first = 0; first < count; first += kMaxProductLanes) {
+    const uint32_t some = std::min(kMaxProductLanes, count - first);
+    total += TotalOf(product(lanes + 4 * size_t{first}, some, &factors_[first]));
+  }
+  const uint64_t code = BelowPrime(total + pad - next_pad);
   return {static_cast<uint32_t>(code >> kCodeBits), static_cast<uint32_t>(code) & ((1 << kCodeBits) - 1)};
 }
 

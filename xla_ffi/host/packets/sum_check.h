@@ -97,7 +97,7 @@ class SumCheck {
   const uint32_t world_size_;
   // For what is written, and for what is checked. Only one thread at a time calls Write or Holds.
   mutable Pads own_, next_, first_;
-  LaneFactors factors_{};
+  std::array<int32_t, wire::kMaxLanes + kFactorsBehind> factors_{};
   std::array<std::array<uint32_t, wire::kMaxLanes>, 2> wrapping_factors_{};  // of each code of integers
 };
 

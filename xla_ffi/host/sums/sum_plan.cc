@@ -9,6 +9,7 @@ namespace passing {
 namespace {
 
 constexpr uint32_t kMaxGuessedChunks = 4;
+constexpr uint32_t kLongChunkLanes = 1024;
 
 uint64_t CeilDiv(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
 
@@ -21,9 +22,11 @@ ElementFormat FormatOf(const SumSpec& spec, uint32_t world_size) {
   return format;
 }
 
-// Floats fill a multiple of four lanes: 64 such chunks are whole blocks of 256.
+// Floats fill a multiple of four lanes: 64 such chunks are whole blocks of 256. Of long chunks a segment has but ten:
+// two of a multiple of 128 lanes are whole blocks.
 uint32_t CellsOfChunk(const ElementFormat& format, const LaneGroup& group, uint32_t lanes) {
-  const uint32_t used = IsFloat(format.dtype) && lanes > 4 ? lanes / 4 * 4 : lanes;
+  const uint32_t step = lanes >= kLongChunkLanes ? 128 : lanes > 4 ? 4 : 1;
+  const uint32_t used = IsFloat(format.dtype) ? lanes / step * step : lanes;
   return used / group.lanes * group.elements;
 }
 

@@ -16,9 +16,10 @@
 namespace passing {
 
 // A segment is one entry of the job's order, with at most so many lanes. They are 64 chunks of 360, 90 of 256 or 360 of
-// 64, and 90 blocks of 256 float32 (180 of bfloat16, 64 of float32 as int8). With chunks of other lengths, as of sums
-// that are checked or masked, a segment is so much shorter that chunks and blocks end with it: a shorter packet ends a
-// super-packet (net/datagram_batch.h), so no chunk is short but the last of a leaf.
+// 64, or 10 of 2,232, with 2,176 lanes used of each; and 90 blocks of 256 float32 (180 of bfloat16, 64 of float32 as
+// int8). With chunks of other lengths, as of sums that are checked or masked, a segment is so much shorter that chunks
+// and blocks end with it: a shorter packet ends a super-packet (net/datagram_batch.h), so no chunk is short but the
+// last of a leaf.
 inline constexpr uint32_t kSegmentLanes = 23040;
 
 // Floats of a sum that fits into this number of lanes travel precisely, and may guess their exponents. Four packets of

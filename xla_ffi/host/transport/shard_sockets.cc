@@ -4,15 +4,14 @@
 #include <utility>
 
 #include "net/clock.h"
-#include "wire/header.h"
 
 namespace passing {
 
 ShardSockets::ShardSockets(std::vector<UdpSocket> sockets, std::vector<std::optional<UdpSocket>> groups,
-                           uint32_t lanes_per_chunk, int wake_fd)
+                           size_t full_packet_bytes, int wake_fd)
     : sockets_(std::move(sockets)), groups_(std::move(groups)) {
   groups_.resize(sockets_.size());
-  for (UdpSocket& socket : sockets_) drivers_.emplace_back(socket, wire::kHeaderBytes + 4 * size_t{lanes_per_chunk});
+  for (UdpSocket& socket : sockets_) drivers_.emplace_back(socket, full_packet_bytes);
   const auto watch = [this](int fd) { watched_.push_back({.fd = fd, .events = POLLIN, .revents = 0}); };
   for (const UdpSocket& socket : sockets_) watch(socket.fd());
   for (const auto& group : groups_) watch(group ? group->fd() : -1);  // poll skips -1

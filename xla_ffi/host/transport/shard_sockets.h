@@ -4,6 +4,7 @@
 
 #include <poll.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -17,8 +18,8 @@ namespace passing {
 class ShardSockets {
  public:
   // `sockets`: by shard, connected to its data port. `groups`: by shard, those that hear its multicast group, if it has
-  // one; may be empty. `wake_fd` ends Sleep when it is readable.
-  ShardSockets(std::vector<UdpSocket> sockets, std::vector<std::optional<UdpSocket>> groups, uint32_t lanes_per_chunk,
+  // one; may be empty. `full_packet_bytes`: of UdpDriver. `wake_fd` ends Sleep when it is readable.
+  ShardSockets(std::vector<UdpSocket> sockets, std::vector<std::optional<UdpSocket>> groups, size_t full_packet_bytes,
                int wake_fd);
   ShardSockets(const ShardSockets&) = delete;  // the drivers refer to the sockets
   ShardSockets& operator=(const ShardSockets&) = delete;

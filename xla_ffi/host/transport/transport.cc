@@ -29,7 +29,7 @@ unsigned CoreCount() {
 Transport::Transport(std::vector<UdpSocket> sockets, const RankOptions& options,
                      std::vector<std::optional<UdpSocket>> groups, std::function<void(RankEvent)> on_event)
     : on_event_(std::move(on_event)),
-      sockets_(std::move(sockets), std::move(groups), options.job.lanes_per_chunk, wake_up_.fd()),
+      sockets_(std::move(sockets), std::move(groups), FullPacketBytes(options.job), wake_up_.fd()),
       core_(options, sockets_.drivers(), sockets_.hears_group(),
             [this](RankEvent event) { OnEvent(std::move(event)); }),
       caller_wait_(CoreCount()) {

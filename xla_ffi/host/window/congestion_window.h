@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "host/window/round_trip.h"
+#include "wire/header.h"
 
 namespace passing {
 
@@ -21,11 +22,13 @@ namespace passing {
 class CongestionWindow {
  public:
   // `slots`: how many chunks the job's switches hold at a time. `ranks_at_port`: how many ranks send to one port, 1 if
-  // the switch has a port for each of them.
-  CongestionWindow(uint32_t slots, uint32_t ranks_at_port)
+  // the switch has a port for each of them. `lanes_per_chunk`: networks count bytes, so of longer chunks there are
+  // fewer.
+  CongestionWindow(uint32_t slots, uint32_t ranks_at_port, uint32_t lanes_per_chunk = wire::kLanesAtMtu1500)
       : ranks_(ranks_at_port),
-        max_chunks_(std::max(std::min(kLeastMaxChunks, slots), slots / kSlotsPerChunk)),
-        share_(ranks_at_port == 1 ? max_chunks_ : std::clamp(kPortChunks / ranks_, 1.0, max_chunks_)) {}
+        per_chunk_(std::min(1.0, 1.0 * wire::kLanesAtMtu1500 / lanes_per_chunk)),
+        max_chunks_(std::max<double>(std::min<double>(kLeastMaxChunks * per_chunk_, slots), slots / kSlotsPerChunk)),
+        share_(ranks_at_port == 1 ? max_chunks_ : std::clamp(per_chunk_ * kPortChunks / ranks_, 1.0, max_chunks_)) {}
 
   uint32_t chunks() const { return static_cast<uint32_t>(std::min(chunks_, ready_) + 0.5); }
 
@@ -40,8 +43,9 @@ class CongestionWindow {
     ready_ = std::min(max_chunks_, ready_ + 1);
     if (chunks_ < regained_) {
       chunks_ = std::min(regained_, chunks_ + kRegain);
-    } else if (chunks_ < max_chunks_ && now_us >= hold_until_us_ && Queued(round_trip) < kMaxQueueChunks / ranks_) {
-      chunks_ = std::min(max_chunks_, chunks_ + kIncreaseChunks / ranks_ / chunks_);
+    } else if (chunks_ < max_chunks_ && now_us >= hold_until_us_ &&
+               Queued(round_trip) < per_chunk_ * kMaxQueueChunks / ranks_) {
+      chunks_ = std::min(max_chunks_, chunks_ + per_chunk_ * kIncreaseChunks / ranks_ / chunks_);
     }
   }
 
@@ -49,7 +53,7 @@ class CongestionWindow {
   void OnLoss(int64_t now_us, const RoundTrip& round_trip) {
     if (now_us < next_decrease_us_ || round_trip.smoothed_us() == 0) return;
     next_decrease_us_ = now_us + round_trip.smoothed_us();
-    const double busy = chunks_ - Queued(round_trip) + kQueueChunks / ranks_;
+    const double busy = chunks_ - Queued(round_trip) + per_chunk_ * kQueueChunks / ranks_;
     if (chunks_ <= busy) return;
     regained_ = chunks_ = std::max({chunks_ * kDecrease, busy, 1.0});
     hold_until_us_ = now_us + kHoldUs;
@@ -61,7 +65,8 @@ class CongestionWindow {
   // with 20 % each, one is answered 94 % of the times.
   void OnSilence(uint32_t count) {
     if (count == 1) regained_ = std::min(share_, chunks_);
-    const double least = std::min({count < kSilencesOfLateRank ? kMinChunks : kLeastChunks, share_, chunks_});
+    const double few = std::max(per_chunk_ * kMinChunks, kLeastChunks);
+    const double least = std::min({count < kSilencesOfLateRank ? few : kLeastChunks, share_, chunks_});
     chunks_ = std::max(least, chunks_ / 2);
   }
 
@@ -71,6 +76,7 @@ class CongestionWindow {
   static constexpr uint32_t kSlotsPerChunk = 4;
   static constexpr uint32_t kLeastMaxChunks = 256;
 
+  // The next ones are of 360 lanes.
   static constexpr double kPortChunks = 128;      // 190 KB in flight to one port, if nothing else is known of it
   static constexpr double kQueueChunks = 32;      // of these queue, so that the port is busy;
   static constexpr double kMaxQueueChunks = 256;  // more gain nothing, wherever they queue
@@ -89,6 +95,7 @@ class CongestionWindow {
   }
 
   const double ranks_;
+  const double per_chunk_;  // how many chunks there are in place of one of 360 lanes
   const double max_chunks_;
   const double share_;
   double chunks_ = share_;

@@ -12,6 +12,8 @@
 #include <cassert>
 #include <cstdint>
 
+#include "wire/header.h"
+
 namespace passing {
 
 struct ShardSlot {
@@ -25,10 +27,10 @@ struct ShardSlot {
 class Sharding {
  public:
   // `slots_per_shard`: a power of two; `shard_count` need not be one.
-  Sharding(uint32_t shard_count, uint32_t slots_per_shard)
+  Sharding(uint32_t shard_count, uint32_t slots_per_shard, uint32_t lanes_per_chunk = wire::kLanesAtMtu1500)
       : shard_count_(shard_count),
         slots_per_shard_(slots_per_shard),
-        run_(std::min(LongestRun(shard_count), slots_per_shard)) {
+        run_(std::min(LongestRun(shard_count, lanes_per_chunk), slots_per_shard)) {
     assert(shard_count > 0 && std::has_single_bit(slots_per_shard));
   }
 
@@ -56,9 +58,12 @@ class Sharding {
   // of a run share a super-packet, and 32 are half of one: with 8 the hosts' processors had three quarters more to do
   // (H=4, benchmarks/star/star.py). But all ranks go from shard to shard in the same order, with 256 chunks in flight,
   // and a shard that has none of these holds up the sum: with 16 shards and runs of 32, eight worked at a time. So
-  // where there are more than eight of them, two rounds over all shards are in flight.
-  static constexpr uint32_t LongestRun(uint32_t shard_count) {
-    return shard_count <= 8 ? 32 : std::max(std::bit_floor(128 / shard_count), 1u);
+  // where there are more than eight of them, two rounds over all shards are in flight. Of chunks with more than 360
+  // lanes fewer make as many bytes.
+  static constexpr uint32_t LongestRun(uint32_t shard_count, uint32_t lanes) {
+    const uint32_t of_short = shard_count <= 8 ? 32 : std::max(std::bit_floor(128 / shard_count), 1u);
+    return lanes <= wire::kLanesAtMtu1500 ? of_short
+                                          : std::max(std::bit_floor(of_short * wire::kLanesAtMtu1500 / lanes), 1u);
   }
 
   uint32_t shard_count_;

@@ -25,12 +25,12 @@ constexpr ChunkLanes kNone{.up = false, .down = false};
 
 }  // namespace
 
-SlotWindow::SlotWindow(const Sharding& sharding, uint32_t ranks_at_port)
+SlotWindow::SlotWindow(const Sharding& sharding, uint32_t ranks_at_port, uint32_t lanes_per_chunk)
     : sharding_(sharding),
       chunks_(std::bit_ceil(sharding.window())),
       in_flight_((chunks_.size() + kWordBits - 1) / kWordBits),
       paths_(sharding.shard_count()),
-      congestion_(sharding.window(), ranks_at_port) {}
+      congestion_(sharding.window(), ranks_at_port, lanes_per_chunk) {}
 
 void SlotWindow::Advance(uint64_t low) {
   assert(low >= low_);

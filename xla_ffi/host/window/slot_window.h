@@ -22,8 +22,9 @@ struct ChunkLanes {
 
 class SlotWindow {
  public:
-  // `ranks_at_port`: see CongestionWindow.
-  explicit SlotWindow(const Sharding& sharding, uint32_t ranks_at_port = 1);
+  // `ranks_at_port`, `lanes_per_chunk`: see CongestionWindow.
+  explicit SlotWindow(const Sharding& sharding, uint32_t ranks_at_port = 1,
+                      uint32_t lanes_per_chunk = wire::kLanesAtMtu1500);
 
   // The first position without a result. Positions below it are done, or were skipped.
   uint64_t low() const { return low_; }

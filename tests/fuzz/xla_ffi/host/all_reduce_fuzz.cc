@@ -48,7 +48,9 @@ JobConfig Job(Operations& input) {
   JobConfig job{.rank = static_cast<uint16_t>(kind % 8 == 0 ? 0 : 1),
                 .world_size = 2,
                 .slots_per_shard = 4u << kind / 8 % 3,
-                .lanes_per_chunk = kind / 32 % 2 == 0 ? 64u : 7u,
+                .lanes_per_chunk = kind % 8 == 7        ? wire::kMaxLanes
+                                   : kind / 32 % 2 == 0 ? 64u
+                                                        : 7u,
                 .first_position = kind >= 192 ? 0xFFFF'FFF0u : 0u};
   for (uint16_t shard = 0; shard <= kind / 64 % 2; ++shard) {
     job.shards.push_back({.job = 3, .epoch = static_cast<uint16_t>(7 + shard), .slot_first = 2u * shard, .worker = 1});

@@ -38,6 +38,7 @@ class Target {
     const uint32_t workers = size < 240 ? size % 5 : 60 + size % 8;  // 0 and more than 64, too
     JobSlots job = MakeJob(id, workers, input.Below(kSlots + 2), input.Below(6), static_cast<uint16_t>(input.Below(3)));
     const uint8_t parent = input.Byte();
+    if (parent / 32 % 2 == 1) job.lanes_per_chunk = wire::kMaxLanes;
     if (parent % 2 == 1) {
       job.parent = ParentJob{.job = static_cast<uint16_t>(2 + parent / 2 % 4),
                              .epoch = static_cast<uint16_t>(parent / 8 % 2),
@@ -88,7 +89,7 @@ class Target {
     header.sequence = static_cast<uint32_t>(int32_t{when % 8} - 4) + (when / 8 % 8 == 0 ? kBase : 0);
     header.flags = static_cast<uint8_t>(when / 64 == 0 ? input.Byte() & wire::kAllFlags : 0);
     const uint8_t count = input.Byte();
-    packet.lanes.resize(count < 240 ? 1 + count % 3 : 1 + (count - 240) * 23);
+    packet.lanes.resize(count < 240 ? 1 + count % 3 : 1 + (count - 240) * 148);
     for (size_t i = 0; i < packet.lanes.size() && i < 2; ++i) packet.lanes[i] = static_cast<int8_t>(input.Byte()) << 24;
     // With the right tag, with another worker's, or with none.
     const uint8_t seal = input.Byte();

@@ -60,7 +60,7 @@ def test_the_sum_goes_through_all_of_them(three):
     for one in three.each:
         one.stop()
         assert one.counters["epochs_started"] == 1
-        assert one.counters["complete"] > 50
+        assert one.counters["complete"] > 10
 
 
 def test_what_all_switches_can_do_is_taken(start, caplog):

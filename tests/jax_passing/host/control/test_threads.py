@@ -67,7 +67,7 @@ def test_bits_are_those_of_one_thread(switch, completed, hosts_threads):
     several.stop()
     (planes,) = completed
     assert len(planes) == 4
-    assert min(planes) > 100
+    assert min(planes) > 15  # packets of up to 2,232 lanes
 
 
 def test_several_switches_are_planes_as_well(switch, completed):
@@ -78,7 +78,7 @@ def test_several_switches_are_planes_as_well(switch, completed):
     for one in each:
         one.stop()
     assert completed[0][1] == 0  # the other switch has no second plane
-    assert min(completed[0][0], completed[1][0]) > 100
+    assert min(completed[0][0], completed[1][0]) > 15  # packets of up to 2,232 lanes
 
 
 @pytest.mark.parametrize("settings", [{"hosts_key_file": True}, {"check_sums": True}])
@@ -98,7 +98,7 @@ def test_keys_of_threads_and_planes(switch, completed, tmp_path, settings):
     assert all((one == other).all() for one, other in zip(expected, found, strict=True))
     assert counted["sums_wrong"] == counted["packets_forged"] == 0
     several.stop()
-    assert min(completed[-1]) > 100
+    assert min(completed[-1]) > 15  # packets of up to 2,232 lanes
 
 
 def test_a_job_settles_on_the_least(switch):

@@ -161,8 +161,8 @@ def test_a_probe_is_heard_by_who_has_joined(data_plane):
     host = _native.UdpSocket("127.0.0.1", data_plane.port)
     host.join_group(group.address, group.port, job=7, epoch=3, nonce=2**32 - 1)
     assert not host.hears_group()
-    data_plane.probe(group, 7, 3, 5)  # another attempt's
-    data_plane.probe(group, 7, 3, 2**32 - 1)
+    data_plane.probe(group, 7, 3, 5, 360)  # another attempt's
+    data_plane.probe(group, 7, 3, 2**32 - 1, 360)
     until = time.monotonic() + 1
     while not (heard := host.hears_group()) and time.monotonic() < until:
         time.sleep(0.01)
@@ -175,4 +175,4 @@ def test_a_probe_is_heard_by_who_has_joined(data_plane):
 
 def test_a_probe_from_an_address_that_isnt_ours_raises(data_plane):
     with pytest.raises(OSError, match="multicast"):
-        data_plane.probe(data_plane.group(7, "198.51.100.1"), 7, 3, 5)
+        data_plane.probe(data_plane.group(7, "198.51.100.1"), 7, 3, 5, 360)

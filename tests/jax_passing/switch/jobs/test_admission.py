@@ -1,5 +1,6 @@
 """A switch checks a rank before it admits it: each rule by itself, then as hosts and racks hear of it."""
 
+import dataclasses
 import itertools
 from functools import reduce
 
@@ -27,6 +28,34 @@ def test_a_rank_takes_along_what_its_host_said_and_what_switches_can_do():
     at_spine = rank_of_rack(at_rack, SPINE)
     assert (at_spine.slot_count, at_spine.lanes_per_chunk, at_spine.whole_chunks) == (256, 64, True)
     assert (at_spine.path, at_spine.link_gbit, at_spine.switch_link_gbit) == (("rack", "spine"), 25.0, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("here", "path", "expected"),
+    [(2232, 2232, 2232), (2232, 1000, 1000), (2232, 100, 360), (64, 2232, 64), (1000, 2232, 1000)],
+)
+def test_the_lanes_are_those_of_the_path_but_no_more_than_the_switch_takes(here, path, expected):
+    join = msgspec.structs.replace(JOIN, lanes=path)
+    assert rank_of_host(join, "h", dataclasses.replace(RACK, lanes_per_chunk=here)).lanes_per_chunk == expected
+    whole = dataclasses.replace(RACK, lanes_per_chunk=here, whole_chunks=True)
+    assert rank_of_host(join, "h", whole).lanes_per_chunk == here
+
+
+@scenario(slots_per_job=256)
+async def test_the_shortest_path_decides_and_slots_of_long_chunks_are_fewer(switch):
+    switch.data_plane.lanes_per_chunk = 2232
+    for paths, lanes, slots in (((2232, 2232), 2232, 32), ((2232, 721), 721, 64), ((2232, 360), 360, 256)):
+        hosts = [await switch.join(rank, 2, job=str(lanes), lanes=path) for rank, path in enumerate(paths)]
+        for host in hosts:
+            welcome = await host.receive()
+            assert (welcome.lanes_per_chunk, welcome.slot_count) == (lanes, slots)
+    assert [(job.lanes_per_chunk, job.slot_count) for job in switch.data_plane.running.values()] == [
+        (2232, 32),
+        (721, 64),
+        (360, 256),
+    ]
+    firsts = [job.slot_first for job in switch.data_plane.running.values()]
+    assert firsts == [0, 256, 512]  # each takes the room of 256 slots of 360 lanes
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 
 from jax_passing.errors import ConfigError
 from jax_passing.protocol import control_messages as messages
+from jax_passing.protocol.packet import LANES_MAX
 from jax_passing.switch.server import serve
 from jax_passing.switch.server.output import LogHandler, write_line
 from jax_passing.switch.server.settings import SwitchSettings, resolve
@@ -131,8 +132,8 @@ def test_mistakes_name_the_variable(variable, text, message):
         ("slots_per_job = 3", "power of two"),
         ("slots_per_job = true", "power of two"),
         ("slots_per_job = 32768", r"slots_per_job \(32768, file .*\) is above slot_total \(16384, def"),
-        ("lanes_per_chunk = 361", "from 3 to 360"),
-        ("lanes_per_chunk = 2", "from 3 to 360"),
+        ("lanes_per_chunk = 2233", "from 3 to 2232"),
+        ("lanes_per_chunk = 2", "from 3 to 2232"),
         ("slot_total = 65537", "from 1 to 65536"),
         ("lease_s = 0", "expected seconds"),
         ("link_gbit = [1]", "expected Gbit/s"),
@@ -168,10 +169,10 @@ def test_flags_are_named_too():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_it_says_where_it_listens_and_ends_cleanly(start, number):
-    process = start("--listen", "127.0.0.1:0", "--quiet")
+    process = start("--listen", "127.0.0.1:0", "--lanes-per-chunk", str(LANES_MAX), "--quiet")
     port = port_of(process)
     greeting = hello(port)
-    told = {"token": greeting.token}
+    told = {"token": greeting.token, "lanes": LANES_MAX, "path_nonce": greeting.path_nonce}
     assert greeting == messages.Hello(messages.PROTOCOL_VERSION, "", port, greeting.instance, **told)
     process.send_signal(signal.SIGUSR1)
     assert process.stdout.readline() == "so far: idle\n"
@@ -328,14 +329,15 @@ def test_it_logs_what_jobs_do(start, flags):
     banner, *lines = (line.partition(" INFO ")[2] for line in err.splitlines() if " INFO " in line)
     assert banner.startswith("jax-passing ")
     assert banner.endswith(
-        f": a switch at 127.0.0.1:{port}; data plane software; 16384 slots of 360 lanes, 1024 a job; lease 3 s; no "
-        "key: anybody may join"
+        f": a switch at 127.0.0.1:{port}; data plane software; 16384 slots of 360 lanes, 1024 a job; "
+        "lease 3 s; no key: anybody may join"
     )
     for line, part in zip(
         lines,
         (
             r"job 'a', epoch \d+: rank 0 of 1 joined, at 127.0.0.1",
-            r"job 'a', epoch \d+: started with rank 0 at 127.0.0.1; slots from 0, results by unicast",
+            r"job 'a', epoch \d+: started with rank 0 at 127.0.0.1; slots from 0, packets of up to "
+            "360 lanes, results by unicast",
             r"job 'a', epoch \d+ ended after 0.\d s: all ranks have left",
         ),
         strict=True,

@@ -191,8 +191,8 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
     const WireDtype wires[] = {WireDtype::kFull, WireDtype::kInt16, WireDtype::kInt8, WireDtype::kInt4};
     SumSpec shape = Shape(dtypes[random() % 3], leaves);
     if (MayBeNarrow(shape.dtype)) shape.wire_dtype = wires[random() % 4];
-    const uint32_t lanes_per_chunk[] = {3, 7, 64, 360};
-    const SumPlan plan(shape, {.lanes_per_chunk = lanes_per_chunk[random() % 4], .window = 256}, /*world_size=*/2);
+    const uint32_t lanes_per_chunk[] = {3, 7, 64, 360, 2229, 2232};
+    const SumPlan plan(shape, {.lanes_per_chunk = lanes_per_chunk[random() % 6], .window = 256}, /*world_size=*/2);
     const uint64_t together = LaneGroupOf(plan.format()).elements;
     const auto cells = [&](uint64_t elements) { return (elements + together - 1) / together * together; };
     uint64_t cell = 0;
@@ -241,6 +241,24 @@ TEST(SumPlan, segmentsCoverEveryElementOnceInWholeBlocks) {
     ASSERT_EQ(cell, std::accumulate(leaves.begin(), leaves.end(), uint64_t{0},
                                     [&](uint64_t sum, uint64_t leaf) { return sum + cells(leaf); }));
   }
+}
+
+// Also of sums that are checked or masked, which have less room in a packet: a shorter one ends a super-packet.
+TEST(SumPlan, longChunksOfFloatsAreFull) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    for (const uint32_t lanes : {2179u, 2229u, 2231u, 2232u}) {
+      const SumPlan plan(Shape(dtype, {uint64_t{1} << 28}), {.lanes_per_chunk = lanes, .window = 128},
+                         /*world_size=*/2);
+      const Segment& segment = plan.segment(0);
+      EXPECT_EQ(segment.exponent_chunks, 1u);
+      EXPECT_EQ(segment.data_chunks, 10u);
+      for (uint32_t chunk = 1; chunk <= 10; ++chunk) {
+        EXPECT_EQ(plan.LanesOf(plan.DataRange(segment, chunk).count), 2176u) << lanes;
+      }
+    }
+  }
+  const SumPlan integers(Shape(DType::kInt32, {1 << 20}), {.lanes_per_chunk = 2232, .window = 128}, /*world_size=*/2);
+  EXPECT_EQ(integers.segment(0).cell_count, 10 * 2232u);
 }
 
 TEST(SumPlan, hostsPartsTakeTurns) {

@@ -155,6 +155,7 @@ class Cluster {
                      .epoch = place.epoch,
                      .slot_first = place.slot_first,
                      .slot_count = options_.slot_count,
+                     .lanes_per_chunk = options_.lanes_per_chunk,
                      .addresses = {},
                      .first_position = options_.first_position,
                      .reach = Reach()};
@@ -184,7 +185,7 @@ class Cluster {
 
   // As the control plane says it, of shards all of whose slots are used (jax_passing/switch/data_planes/reach.py).
   uint32_t Reach() const {
-    const Sharding sharding(options_.shard_count, options_.slot_count);
+    const Sharding sharding(options_.shard_count, options_.slot_count, options_.lanes_per_chunk);
     return 2 * sharding.window() * (options_.shard_count == 1 ? 2 : (options_.shard_count + 1) * sharding.run() + 1);
   }
 

@@ -35,6 +35,21 @@ TEST(CongestionWindow, ranksShareAPort) {
   EXPECT_EQ(CongestionWindow(4, 2).chunks(), 4u);
 }
 
+// As many bytes, but no fewer chunks than four after silence.
+TEST(CongestionWindow, fewerLongChunks) {
+  EXPECT_EQ(CongestionWindow(128, 1, 2232).chunks(), 41u);
+  EXPECT_EQ(CongestionWindow(1024, 1, 2232).chunks(), 256u);  // a quarter of the slots
+  EXPECT_EQ(CongestionWindow(1024, 1, 64).chunks(), 256u);    // not more short ones: they cost as much to handle
+  CongestionWindow window(128, 2, 2232);
+  EXPECT_EQ(window.chunks(), 10u);
+  Go(window, 16);
+  EXPECT_NEAR(window.chunks() * 2, 41, 3);
+  window.OnSilence(1);
+  window.OnSilence(2);
+  window.OnSilence(3);
+  EXPECT_EQ(window.chunks(), 4u);
+}
+
 TEST(CongestionWindow, allRanksTogetherAddEightChunksARoundTrip) {
   for (const uint32_t ranks : {2u, 8u, 64u}) {
     CongestionWindow window(1024, ranks);

@@ -35,8 +35,10 @@ TEST(Sharding, eachShardHasSomeOfWhatIsInFlight) {
       ASSERT_GE(*std::ranges::min_element(in_flight), sharding.run()) << low;
     }
   }
-  EXPECT_EQ(Sharding(8, 128).run(), 32u);  // whose packets make half a super-packet
-  EXPECT_EQ(Sharding(8, 16).run(), 16u);   // no longer than the shard has slots
+  EXPECT_EQ(Sharding(8, 128).run(), 32u);      // whose packets make half a super-packet
+  EXPECT_EQ(Sharding(8, 16).run(), 16u);       // no longer than the shard has slots
+  EXPECT_EQ(Sharding(8, 16, 2232).run(), 4u);  // half a super-packet of longer ones
+  EXPECT_EQ(Sharding(16, 16, 2232).run(), 1u);
 }
 
 // The repeats of one that guessed right, and the data of the next one that guessed wrong.

@@ -80,7 +80,7 @@ def test_a_device_that_is_made_again_is_taken_up_again(network, plane, workers, 
         listener.bind((group.address, group.port))
         member = socket.inet_aton(group.address) + socket.inet_aton(network.address(0))
         listener.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
-    plane.probe(group, 7, 4, 1)
+    plane.probe(group, 7, 4, 1, 360)
     assert [listener.recv(2048)[2] for _ in range(44)] == [3] * 44
     plane.add_job(job_of(workers, epoch=4, group=group))
     add_up(epoch=4)

@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from jax_passing import _native
-from jax_passing.protocol.packet import HEADER, LANES_MAX
+from jax_passing.protocol.packet import HEADER, LANES_AT_MTU_1500
 from jax_passing.switch.data_planes import ebpf
 from jax_passing.switch.data_planes.data_plane import JobSlots, SlotVersion
 from support.net.namespaces import inside
 from support.switch.ebpf_packets import HOSTS, job_of, packet, send_together
 from support.switch.in_process import until
 
-WHOLE = HEADER.size + 4 * LANES_MAX
+WHOLE = HEADER.size + 4 * LANES_AT_MTU_1500
 
 
 def pool_of(*jobs: JobSlots) -> _native.SlotPool:
@@ -200,7 +200,7 @@ def test_results_go_to_the_group_once(network, plane, workers):
         one.bind((group.address, group.port))
         own = socket.inet_aton(network.address(host))
         one.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(group.address) + own)
-    plane.probe(group, job.job, job.epoch, nonce=99)
+    plane.probe(group, job.job, job.epoch, nonce=99, lanes=360)
     for one in listeners:
         probes = [one.recv(2048) for _ in range(44)]
         assert [struct.unpack_from("!2xB7xHI", probe) for probe in probes] == [(3, index, 99) for index in range(44)]
