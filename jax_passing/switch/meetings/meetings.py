@@ -194,9 +194,10 @@ class Meeting:
         if epoch is not None and stands:
             self._look_at(epoch)
         waiting = self.waiting
+        now = self._outside.now()  # once: whose time is over now goes on if it can, and only else in vain
         if waiting and (epoch is None or epoch.state is EpochState.OVER):  # perhaps by this look
-            self._hold(waiting, set() if job is None else job.lost)
-        self._end_waits()
+            self._hold(waiting, set() if job is None else job.lost, now)
+        self._end_waits(now)
         if self._seats and (self._is_incomplete or any(seat.said is not None for seat in self._seats)):
             self._timer = self._outside.call_later(LOOK_S, self._look)
 
@@ -262,9 +263,8 @@ class Meeting:
     def _last(self) -> int:
         return next(reversed(self._held), 0)
 
-    def _hold(self, waiting: list[HostSeat], lost: set[str]) -> None:
+    def _hold(self, waiting: list[HostSeat], lost: set[str], now: float) -> None:
         """Closes the meeting if enough hosts are here, and nobody is left who must be waited for."""
-        now = self._outside.now()
         parties = parties_of(waiting, self._held)
         if (ready := self._ready(waiting)) is not None:
             waiting = [*ready.survivors, *ready.newcomers]
@@ -317,9 +317,8 @@ class Meeting:
             seat.said, seat.rank, seat.meeting = None, rank, self._last
             seat.connection.send(messages.Met(self._last, rank, len(chosen), survivors, step, dark))
 
-    def _end_waits(self) -> None:
+    def _end_waits(self, now: float) -> None:
         """Sends those away that have waited in vain for as long as they wanted."""
-        now = self._outside.now()
         late = [seat for seat in self._seats if seat.said and now >= seat.since + seat.said.deadline_s]
         if not late:
             return
