@@ -177,10 +177,14 @@ def as_type(value: Any, hint: Any) -> Any:
     return msgspec.convert(float(value) if isinstance(value, numbers.Real) else value, hint)
 
 
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
 def power_of_two(value: Any) -> int:
     """Reads such a number. Raises ValueError."""
     number: int = as_type(value, int)
-    if number <= 0 or number & (number - 1):
+    if not is_power_of_two(number):
         raise ValueError
     return number
 

@@ -1,4 +1,4 @@
-// What the kernel counts of a thread: processor time, sleeps, preemptions and calls of futex.
+// The kernel counts these of a thread: processor time, sleeps, preemptions and calls of futex.
 #ifndef BENCHMARKS_MICRO_THREAD_COUNTS_H_
 #define BENCHMARKS_MICRO_THREAD_COUNTS_H_
 

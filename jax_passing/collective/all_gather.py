@@ -166,8 +166,6 @@ def _scatter(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
 
 
 def _gather_on_cpu(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
-    if site.strategy != "passing":
-        return _gather(*leaves, span=span, site=site, vmapped=vmapped)
     given = [leaf if as_words(leaf) else to_words(leaf) for leaf in leaves]
     wholes = [word_rows(each, span.size) for each in given]
     rows = bucketed_rows(given, wholes, span, replace(site, moves="gather", rows_inside=span.rows_inside))
@@ -178,8 +176,6 @@ def _gather_on_cpu(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[
 
 
 def _scatter_on_cpu(*leaves: Any, span: Span, site: Site, vmapped: bool) -> list[Any]:
-    if site.strategy != "passing":
-        return _scatter(*leaves, span=span, site=site, vmapped=vmapped)
     wholes = [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in leaves]
     return bucketed_rows(leaves, wholes, span, replace(site, moves="scatter", rows_inside=span.rows_inside))
 

@@ -1,9 +1,10 @@
 """The switch, and the packets on the way to it and back, as a trial has seen them."""
 
 import statistics
+from collections.abc import Sequence
 
 from jax_passing.doctor.findings import Finding, bad, good, left_out, warning
-from jax_passing.doctor.trial import Seen
+from jax_passing.doctor.trial import Passed, Seen
 
 
 def findings(seen: Seen, switch: str) -> list[Finding]:
@@ -45,17 +46,12 @@ def _packets(seen: Seen) -> Finding:
         return bad(check, f"UDP to {data}: {last.trouble}", _let_pass(seen))
     if last.fragments:
         return warning(check, f"those of {long} go to {data} and come back, but only in fragments", raise_mtu)
-    tried, lost = (sum(getattr(one, name) for one in seen.passed) for name in ("tried", "lost"))
     round_trip_us = statistics.median(last.times_s) * 1e6
     text = (
         f"{long} go to {data} and come back, without fragments; the sum of two workers takes "
         f"{round_trip_us:.0f} us (median, from Python)"
     )
-    if lost:
-        return warning(
-            check, f"{text}; of {tried} chunks {lost} had to be sent again", "Look for what loses packets on the way."
-        )
-    return good(check, text)
+    return _but_for_losses(check, text, seen.passed)
 
 
 def _threads(seen: Seen) -> list[Finding]:
@@ -65,11 +61,15 @@ def _threads(seen: Seen) -> list[Finding]:
     if troubles := [f"UDP to {data}: {passed.trouble}" for data, passed in others if passed.trouble]:
         return [bad(check, "; ".join(troubles), _let_pass(seen))]
     text = f"each of the switch's {len(seen.data)} threads answers, at the UDP ports {_ports(seen)}"
-    tried, lost = (sum(getattr(passed, name) for _, passed in others) for name in ("tried", "lost"))
+    return [_but_for_losses(check, text, seen.passed_later)]
+
+
+def _but_for_losses(check: str, text: str, passed: Sequence[Passed]) -> Finding:
+    tried, lost = (sum(getattr(one, name) for one in passed) for name in ("tried", "lost"))
     if lost:
         again = f"of {tried} chunks {lost} had to be sent again"
-        return [warning(check, f"{text}; {again}", "Look for what loses packets on the way.")]
-    return [good(check, text)]
+        return warning(check, f"{text}; {again}", "Look for what loses packets on the way.")
+    return good(check, text)
 
 
 def _let_pass(seen: Seen) -> str:

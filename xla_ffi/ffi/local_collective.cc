@@ -41,29 +41,37 @@ void SumElements(const Sum& sum, uint64_t begin, uint64_t end) {
   }
 }
 
-// The same where devices bring, or take, rows: all devices' rows go to each, or each takes the sum of its own. Rows of
-// other hosts, as in a rehearsal, are zeros.
-void SumRows(const Sum& sum) {
-  const SumSpec& spec = *sum.spec;
-  const size_t leaf_count = spec.leaf_elements.size(), device_count = sum.device_count();
-  std::vector<const void*> inputs(device_count);
-  for (size_t leaf = 0; leaf < leaf_count; ++leaf) {
-    const uint64_t row_elements = spec.leaf_elements[leaf] / sum.own_rows.size();
-    const uint64_t row_bytes = row_elements * SizeOf(spec.dtype);
-    for (size_t device = 0; device < device_count; ++device) {
-      void* const output = sum.outputs[device * leaf_count + leaf];
-      if (spec.moves == Moves::kGather) std::memset(output, 0, spec.leaf_elements[leaf] * SizeOf(spec.dtype));
-      for (size_t other = 0; other < device_count; ++other) {
-        const void* const input = sum.inputs[other * leaf_count + leaf];
-        if (spec.moves == Moves::kGather) {
-          std::memcpy(static_cast<uint8_t*>(output) + sum.rows[other] * row_bytes, input, row_bytes);
-        } else {
-          inputs[other] = static_cast<const uint8_t*>(input) + sum.rows[device] * row_bytes;
-        }
-      }
-      if (spec.moves == Moves::kScatter) SumLocal(spec.dtype, inputs, row_elements, {&output, 1});
+// All devices' rows go to each. Rows of other hosts, as in a rehearsal, are zeros.
+void GatherRows(const Sum& sum, size_t leaf) {
+  const size_t leaf_count = sum.spec->leaf_elements.size(), size = SizeOf(sum.spec->dtype);
+  const uint64_t row_bytes = sum.row_elements(leaf) * size;
+  for (size_t device = 0; device < sum.device_count(); ++device) {
+    auto* const output = static_cast<uint8_t*>(sum.outputs[device * leaf_count + leaf]);
+    std::memset(output, 0, sum.spec->leaf_elements[leaf] * size);
+    for (size_t other = 0; other < sum.device_count(); ++other) {
+      std::memcpy(output + sum.rows[other] * row_bytes, sum.inputs[other * leaf_count + leaf], row_bytes);
     }
   }
+}
+
+// Each device takes the sum of its own rows.
+void ScatterRows(const Sum& sum, size_t leaf) {
+  const size_t leaf_count = sum.spec->leaf_elements.size();
+  const uint64_t row_elements = sum.row_elements(leaf), row_bytes = row_elements * SizeOf(sum.spec->dtype);
+  std::vector<const void*> inputs(sum.device_count());
+  for (size_t device = 0; device < sum.device_count(); ++device) {
+    for (size_t other = 0; other < inputs.size(); ++other) {
+      const auto* const whole = static_cast<const uint8_t*>(sum.inputs[other * leaf_count + leaf]);
+      inputs[other] = whole + sum.rows[device] * row_bytes;
+    }
+    SumLocal(sum.spec->dtype, inputs, row_elements, {&sum.outputs[device * leaf_count + leaf], 1});
+  }
+}
+
+// The sum where devices bring, or take, rows.
+void SumRows(const Sum& sum) {
+  const auto of_leaf = sum.spec->moves == Moves::kGather ? GatherRows : ScatterRows;
+  for (size_t leaf = 0; leaf < sum.spec->leaf_elements.size(); ++leaf) of_leaf(sum, leaf);
 }
 
 }  // namespace

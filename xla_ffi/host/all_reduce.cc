@@ -9,9 +9,8 @@
 namespace passing {
 namespace {
 
-// An order message is sent once it has this many bytes, and exceeds them by one announcement at most. As many segments
-// as there are slots may be announced at a time, and the switch relays messages of up to 1 MiB (RELAY_BYTES_MAX in
-// control_messages.py).
+// An order message is sent once it has this many bytes, and exceeds them by one announcement at most. The switch relays
+// messages of up to 1 MiB (RELAY_BYTES_MAX in control_messages.py).
 constexpr size_t kOrderMessageBytes = 1 << 16;
 
 // Names of sites are kept for messages to people. Beyond this many, all of them are forgotten, which is simplest.
@@ -41,11 +40,13 @@ void AllReduce::Start(Sum sum, int64_t now_us) {
   if (failure_) return sum.done(&*failure_);
   times_.OnStarted(now_us);
   auto pass = ElementPass::Of(std::move(sum), packets_.limits(), packets_.rank(), now_us);
-  pass->plan().segment_count() > 0 ? Issue(std::move(pass)) : Complete(std::move(pass), now_us);  // no segment is ours
+  if (pass->plan().segment_count() == 0) return Complete(std::move(pass), now_us);  // no segment is ours
+  Issue(std::move(pass));
 }
 
 void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
-  dirty_ |= !failure_ && log_.OnReady({.site = key.site, .execution = key.execution, .step = key.step}, elements);
+  if (failure_) return;
+  if (log_.OnReady({.site = key.site, .execution = key.execution, .step = key.step}, elements)) dirty_ = true;
 }
 
 AllReduceStats AllReduce::stats() const {
@@ -156,8 +157,7 @@ void AllReduce::SendNew(int64_t now_us) {
     // a sum starts when its first elements come, and the GPU copies one sum after the other.
     if (!log_.Prepare(placed)) return;
     const Segment& segment = placed.segment();
-    // A segment that guesses must lie in the window of every rank as a whole, so that its chunks can be skipped safely
-    // (docs/internals/protocol.md).
+    // A segment that guesses lies as a whole in every rank's window, so that its chunks can be skipped (protocol.md).
     if (segment.guesses() && !window_.CanSend(placed.entry.end_position() - 1)) return;
     // Data waits until the job's exponents are known, or guesses them.
     const uint32_t sendable = placed.exponents.known() ? segment.chunk_count() : segment.first_chunks();

@@ -1,4 +1,4 @@
-// What a slot version holds: the sum of a chunk, and who is in it. For slot_pool.cc alone.
+// A slot version holds the sum of a chunk, and knows who is in it. This header is for slot_pool.cc alone.
 #ifndef XLA_FFI_SWITCH_HELD_CHUNK_H_
 #define XLA_FFI_SWITCH_HELD_CHUNK_H_
 

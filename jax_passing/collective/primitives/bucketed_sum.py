@@ -1,8 +1,8 @@
 """Many arrays' sums: in buckets, by the strategy that was asked for, behind the backward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -136,48 +136,50 @@ def bucketed_sum(
     `of_casts`: they are cotangents of what was cast from equal to varying. So the sums' own cotangents, in second
     derivatives, are cast again, also where types don't tell.
     """
-    return _in_buckets(arrays, along, site, op, of_casts, residuals=False)[0]
+    return _in_buckets(
+        arrays, arrays, site, lambda _, given, bucket: _sum_bucket(given, along, bucket, op, of_casts, residuals=False)
+    )[0]
 
 
 def bucketed_sum_with_residuals(arrays: Sequence[Any], along: Extent, site: Site) -> tuple[list[Any], list[Any]]:
     """Returns the sums as `bucketed_sum` does, and the residual of each."""
-    return _in_buckets(arrays, along, site, "sum", of_casts=False, residuals=True)
+    return _in_buckets(
+        arrays,
+        arrays,
+        site,
+        lambda _, given, bucket: _sum_bucket(given, along, bucket, "sum", of_casts=False, residuals=True),
+    )
 
 
 def bucketed_rows(arrays: Sequence[Any], wholes: Sequence[jax.core.ShapedArray], span: Span, site: Site) -> list[Any]:
     """Returns what devices get of a gather or scatter whose calls bring, or take, their own rows alone. The arrays
     would have the types `wholes` in a sum."""
-    return _in_buckets(arrays, span.along, site, "sum", of_casts=False, residuals=False, rows=_Rows(span, wholes))[0]
+
+    def move(members: Sequence[int], given: list[Any], bucket: Site) -> _Results:
+        own = [wholes[i] for i in members]
+        summed = summing(with_its_wire_dtype(bucket, own[0].dtype.name, span.along), span.along)
+        return passing_rows_p.bind(*given, span=span, site=summed, wholes=tuple(own)), []
+
+    return _in_buckets(arrays, wholes, site, move)[0]
 
 
-class _Rows(NamedTuple):
-    span: Span
-    wholes: Sequence[jax.core.ShapedArray]
-
-    def only(self, members: Sequence[int]) -> "_Rows":
-        return self._replace(wholes=[self.wholes[i] for i in members])
+_Results = tuple[Sequence[Any], Sequence[Any]]  # the sums, and residuals unless there are none
 
 
 def _in_buckets(
     arrays: Sequence[Any],
-    along: Extent,
+    wholes: Sequence[Any],
     site: Site,
-    op: str,
-    of_casts: bool,
-    residuals: bool,
-    rows: _Rows | None = None,
+    carry: Callable[[Sequence[int], list[Any], Site], _Results],
 ) -> tuple[list[Any], list[Any]]:
-    buckets = buckets_of(rows.wholes if rows else arrays, site)
+    """Carries the arrays bucket by bucket, and returns all sums and residuals. `wholes`: their types in a sum. `carry`:
+    (the arrays' indices, these arrays, the bucket's site) to the results."""
+    buckets = buckets_of(wholes, site)
     given, sums, left = list(arrays), list(arrays), list(arrays)
     carried = [members for bucket in buckets if (members := [i for i in bucket if arrays[i].size])]
     tokens = _when_ready(given, carried) if len(carried) > 1 else []
     for number, members in enumerate(buckets):
-        bucket = replace(site.only(members), bucket=number)
-        operands = [given[i] for i in members]
-        if rows:
-            results: tuple[Sequence[Any], Sequence[Any]] = _move_bucket(operands, bucket, rows.only(members)), []
-        else:
-            results = _sum_bucket(operands, along, bucket, op, of_casts, residuals)
+        results = carry(members, [given[i] for i in members], replace(site.only(members), bucket=number))
         for kept, values in zip((sums, left), results, strict=True):
             for index, value in zip(members, values, strict=False):  # no residuals unless they are asked for
                 kept[index] = value
@@ -186,16 +188,7 @@ def _in_buckets(
     return sums, left
 
 
-def _move_bucket(operands: list[Any], site: Site, rows: _Rows) -> Sequence[Any]:
-    along = rows.span.along
-    site = summing(with_its_wire_dtype(site, rows.wholes[0].dtype.name, along), along)
-    results: Sequence[Any] = passing_rows_p.bind(*operands, span=rows.span, site=site, wholes=tuple(rows.wholes))
-    return results
-
-
-def _sum_bucket(
-    operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool, residuals: bool
-) -> tuple[Sequence[Any], Sequence[Any]]:
+def _sum_bucket(operands: list[Any], along: Extent, site: Site, op: str, of_casts: bool, residuals: bool) -> _Results:
     if site.strategy == "auto":
         site = replace(site, strategy=_choice(along, operands, site.wire_dtype))
     if site.strategy == "native":

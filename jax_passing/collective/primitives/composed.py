@@ -43,7 +43,7 @@ def define(
       evaluate: (*leaves, **parameters) to the results, made of other primitives.
       batch: (axis_data, leaves, dims, **parameters), as JAX's rule; `vmapped` says already what it is afterwards.
       transpose: (cotangents, **parameters), of some of the leaves, to those of the leaves; None: there is no gradient.
-      evaluate_on_cpu: in place of `evaluate`, for CPU devices.
+      evaluate_on_cpu: in place of `evaluate`, for CPU devices, by strategy `passing`.
     """
     primitive = Primitive(f"passing_{name}")
     primitive.multiple_results = True
@@ -81,7 +81,7 @@ def define(
 
     def lower(ctx: mlir.LoweringRuleContext, *leaves: Any, site: Site, **params: Any) -> Sequence[Any]:
         chosen = evaluate
-        if evaluate_on_cpu is not None and platforms.by_ffi_on_cpu(ctx):
+        if evaluate_on_cpu is not None and site.strategy == "passing" and platforms.by_ffi_on_cpu(ctx):
             chosen = evaluate_on_cpu
         # An empty array has nothing to send, and jaxlib 0.11.2 dies of some operations on one.
         avals_in: Sequence[Any] = ctx.avals_in

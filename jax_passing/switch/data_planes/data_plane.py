@@ -21,10 +21,6 @@ log = logging.getLogger("jax_passing.switch")
 GROUPS = ipaddress.IPv4Network("239.192.0.0/14")  # for use inside an organization (RFC 2365)
 
 
-def is_power_of_two(number: int) -> bool:
-    return number > 0 and number & (number - 1) == 0
-
-
 class DataPlaneError(Exception):
     """This may happen to any device: it is lost, can't be reached, or refuses what was asked. The text says it all."""
 

@@ -16,6 +16,7 @@ from jax_passing.errors import ConfigError
 from jax_passing.protocol import verdicts
 from jax_passing.protocol.link_rate import one_card
 from jax_passing.protocol.packet import LANES_AT_MTU_1500, WORKERS_MAX
+from jax_passing.settings_parser import is_power_of_two
 from jax_passing.switch.data_planes import libbpf
 from jax_passing.switch.data_planes.data_plane import (
     DataPlaneError,
@@ -23,7 +24,6 @@ from jax_passing.switch.data_planes.data_plane import (
     MulticastGroup,
     SlotVersion,
     group_of,
-    is_power_of_two,
 )
 from jax_passing.switch.data_planes.results_sender import ResultsSender
 

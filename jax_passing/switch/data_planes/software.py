@@ -58,9 +58,10 @@ class SoftwareDataPlane:
         return self._natives[: self._planes_of.get(job, 1)]
 
     def add_job(self, job: JobSlots) -> None:
+        ports_apart = are_apart([host for host, _ in job.addresses], job.own_addresses)
         for plane, native in enumerate(self._natives[: job.planes]):
             try:
-                _add(native, job, plane)
+                _add(native, job, plane, ports_apart)
             except Exception:
                 for added in self._natives[:plane]:
                     added.remove_job(job.job)
@@ -127,7 +128,7 @@ def _total(several: Iterable[Mapping[Key, int]]) -> Mapping[Key, int]:
     return total
 
 
-def _add(native: _native.SoftwareDataPlane, job: JobSlots, plane: int) -> None:
+def _add(native: _native.SoftwareDataPlane, job: JobSlots, plane: int, ports_apart: bool) -> None:
     native.add_job(
         job=job.job,
         epoch=job.epoch,
@@ -140,7 +141,7 @@ def _add(native: _native.SoftwareDataPlane, job: JobSlots, plane: int) -> None:
         reach=job.reach,
         own_addresses=list(job.own_addresses),
         lanes_per_chunk=job.lanes_per_chunk,
-        ports_apart=are_apart([host for host, _ in job.addresses], job.own_addresses),
+        ports_apart=ports_apart,
     )
 
 

@@ -22,7 +22,7 @@ from jax_passing.errors import (
 from jax_passing.protocol import alike
 from jax_passing.protocol import control_messages as messages
 from jax_passing.protocol.packet import LANES_AT_MTU_1500
-from jax_passing.switch.data_planes.data_plane import is_power_of_two
+from jax_passing.settings_parser import is_power_of_two
 from jax_passing.switch.jobs import quotas
 from jax_passing.switch.jobs.epochs import Epoch, Member
 from jax_passing.switch.jobs.slot_partition import room_of_slot

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from jax_passing.protocol.packet import LANES_AT_MTU_1500
-from jax_passing.switch.data_planes.data_plane import is_power_of_two
+from jax_passing.settings_parser import is_power_of_two
 
 
 def room_of_slot(lanes: int) -> int:

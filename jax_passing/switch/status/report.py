@@ -108,7 +108,7 @@ class Report:
         return self._made if job is None else of_job(self._made, job)
 
     def _make(self, now: float) -> Document:
-        facts, epochs = self._facts, self._jobs.epochs()
+        facts, epochs, planes = self._facts, self._jobs.epochs(), self._data_plane.planes
         return {
             "switch": {
                 "version": alike.version_of("jax_passing"),
@@ -120,7 +120,7 @@ class Report:
                 "has_key": facts.has_key,
                 "lease_s": facts.lease_s,
                 "link_gbit": facts.link_gbit,
-                "planes": (planes := self._data_plane.planes),
+                "planes": planes,
                 "slots": self._data_plane.slot_total * planes,
                 "slots_used": self._jobs.starts.slots_held * planes,
                 "lanes_per_chunk": self._data_plane.lanes_per_chunk,

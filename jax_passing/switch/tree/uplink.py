@@ -12,7 +12,8 @@ from jax_passing.protocol.outside import Outside, Timer
 from jax_passing.protocol.packet import LANES_AT_MTU_1500
 from jax_passing.protocol.path_probe import PathProbe
 from jax_passing.protocol.plane_sockets import PlaneSockets
-from jax_passing.switch.data_planes.data_plane import DataPlane, is_power_of_two
+from jax_passing.settings_parser import is_power_of_two
+from jax_passing.switch.data_planes.data_plane import DataPlane
 from jax_passing.switch.jobs.admission import RefusalError, least
 from jax_passing.switch.jobs.epoch_states import EpochState
 from jax_passing.switch.jobs.epochs import Epoch, Inquiry, Member

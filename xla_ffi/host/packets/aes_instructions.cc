@@ -19,7 +19,8 @@
 #define PASSING_INLINE(FEATURES) __attribute__((target(FEATURES), always_inline)) inline
 
 // Each implementation has a function for some vectors of lanes at once, as the rounds of their blocks overlap. It makes
-// blocks of `first`, which is the first one of each stream after the first round, and of the changes from that one.
+// blocks of `first`, which is the first one of each stream after the first round, and of the changes from that one. The
+// functions aren't made of one template, as compilers inline none that is for other instructions than its caller.
 namespace passing {
 namespace {
 

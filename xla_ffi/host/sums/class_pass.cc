@@ -9,8 +9,6 @@
 namespace passing {
 namespace {
 
-using Classes = std::array<uint32_t, kMaxBlockElements>;  // a run is no longer than a block
-
 SumSpec SpecOfClasses(const SumSpec& of_elements, const std::map<uint64_t, uint64_t>& flagged) {
   SumSpec spec{
       .site_name = of_elements.site_name + " (NaN and infinities)", .dtype = DType::kUint32, .leaf_elements = {}};

@@ -69,6 +69,8 @@ struct Sum {
   Stripe stripe{};
 
   // Whose buffers these are: not always all devices that the spec counts.
+  // How long a row of a leaf is, where `own_rows` says how many there are.
+  uint64_t row_elements(size_t leaf) const { return spec->leaf_elements[leaf] / own_rows.size(); }
   size_t device_count() const { return inputs.size() / spec->leaf_elements.size(); }
 };
 

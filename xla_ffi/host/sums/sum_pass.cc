@@ -12,7 +12,7 @@ std::span<Pointer const> PointersAt(const Sum& sum, const std::vector<Pointer>& 
                                     const ElementRun& run, std::vector<Pointer>& scratch) {
   const SumSpec& spec = *sum.spec;
   const size_t leaf_count = spec.leaf_elements.size();
-  const uint64_t row_elements = are_rows ? spec.leaf_elements[run.leaf] / sum.own_rows.size() : 0;
+  const uint64_t row_elements = are_rows ? sum.row_elements(run.leaf) : 0;
   const uint64_t row = are_rows ? run.first / row_elements : 0;
   assert(!are_rows || run.count == 0 || (run.first + run.count - 1) / row_elements == row);
   const size_t offset = (run.first - row * row_elements) * SizeOf(spec.dtype);

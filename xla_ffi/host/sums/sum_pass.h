@@ -39,7 +39,7 @@ class SumBuffers {
   // Calls f(run) for the parts of a run that lie in one row each, in order. Only where there are rows.
   template <typename F>
   void ForEachPart(const ElementRun& run, F&& f) const {
-    const uint64_t row_elements = RowElements(run.leaf);
+    const uint64_t row_elements = sum_.row_elements(run.leaf);
     for (uint32_t done = 0; done < run.count;) {
       const uint64_t first = run.first + done, left = row_elements - first % row_elements;
       const auto count = static_cast<uint32_t>(std::min<uint64_t>(run.count - done, left));
@@ -51,7 +51,7 @@ class SumBuffers {
   template <typename F>
   void WriteAt(const ElementRun& run, F&& f) const {
     if (!are_outputs_rows()) return f(OutputsAt(run));
-    const uint64_t row_elements = RowElements(run.leaf);
+    const uint64_t row_elements = sum_.row_elements(run.leaf);
     if (run.first % row_elements + run.count <= row_elements) {
       const std::span<void* const> outputs = OutputsAt(run);
       return outputs.empty() ? void() : f(outputs);
@@ -68,8 +68,6 @@ class SumBuffers {
   }
 
  private:
-  uint64_t RowElements(uint32_t leaf) const { return sum_.spec->leaf_elements[leaf] / sum_.own_rows.size(); }
-
   const Sum sum_;
   const std::shared_ptr<const SumPlan> plan_;
   mutable std::vector<const void*> input_scratch_;

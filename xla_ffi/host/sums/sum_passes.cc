@@ -20,8 +20,6 @@
 namespace passing {
 namespace {
 
-using Classes = std::array<uint32_t, kMaxBlockElements>;  // a run is no longer than a block
-
 std::shared_ptr<const SumPlan> PlanOf(const Sum& sum, const PlanLimits& limits, uint32_t world_size) {
   auto plan = std::make_shared<SumPlan>(*sum.spec, limits, world_size);
   plan->Keep(sum.stripe);
@@ -61,7 +59,7 @@ ElementPass::Rows ElementPass::RowsIn(const ChunkRange& range) const {
   Rows rows;
   plan().ForEachRun(range.first, range.count, [&](const ElementRun& run) {
     if (run.count == 0) return;
-    const uint64_t row_elements = spec().leaf_elements[run.leaf] / own_rows.size();
+    const uint64_t row_elements = buffers()->sum().row_elements(run.leaf);
     const uint64_t last = (run.first + run.count - 1) / row_elements;
     for (uint64_t row = run.first / row_elements; row <= last; ++row) (own_rows[row] ? rows.own : rows.others) = true;
   });

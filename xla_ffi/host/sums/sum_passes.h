@@ -2,6 +2,7 @@
 #ifndef XLA_FFI_HOST_SUMS_SUM_PASSES_H_
 #define XLA_FFI_HOST_SUMS_SUM_PASSES_H_
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -9,12 +10,16 @@
 #include <span>
 #include <vector>
 
+#include "host/numbers/fixed_point.h"
 #include "host/sums/rank.h"
 #include "host/sums/sum.h"
 #include "host/sums/sum_pass.h"
 #include "host/sums/sum_plan.h"
 
 namespace passing {
+
+// The classes of a run's elements. A run is no longer than a block.
+using Classes = std::array<uint32_t, kMaxBlockElements>;
 
 // The key of a rank's random bits for one sum.
 uint64_t RoundingKey(const Rank& rank, const SumKey& sum);

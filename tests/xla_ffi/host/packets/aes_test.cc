@@ -68,7 +68,7 @@ TEST(Aes, allImplementationsAgree) {
         EXPECT_EQ(out, expected) << lanes << " lanes in place at " << offset;
       }
     }
-    // What is added is taken off again, at once or one after the other.
+    // One stream is added and the other one subtracted: at once, or one after the other.
     std::vector<uint8_t> there_and_back(count), at_once(count);
     aes.AddAndSubtract(counters, lanes, in.data(), at_once.data());
     aes.Add(counters, lanes, in.data(), there_and_back.data());

@@ -32,7 +32,7 @@ std::vector<float> Values(size_t count, uint32_t seed) {
   return values;
 }
 
-// What rank 0 has of one sum of each size.
+// Rank 0 has these results of one sum of each size.
 std::vector<std::vector<float>> Sums(LoopbackCluster& cluster, uint32_t world_size, const std::vector<size_t>& sizes) {
   std::vector<std::vector<std::unique_ptr<FloatCall>>> calls(sizes.size());
   for (size_t i = 0; i < sizes.size(); ++i) {
