@@ -26,6 +26,8 @@ void* operator new(size_t bytes) {
   peak_bytes = std::max(peak_bytes, live_bytes);
   return block + kPrefix;
 }
+// As the standard has it; address sanitizer's takes memory of its own, which the deletions below would misread.
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return operator new(bytes); }
 // Inlined, g++ takes these for mistakes.
 [[gnu::noinline]] void operator delete(void* at) noexcept {
   if (at == nullptr) return;
