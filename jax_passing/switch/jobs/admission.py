@@ -173,6 +173,7 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
         raise RefusalError(unlike)
     joins = epoch.joined().values()
     lanes, whole = reduce(common_lanes, ((join.lanes_per_chunk, join.whole_chunks) for join in joins))
+    shards = max(join.shards for join in joins)
     return messages.Prepare(
         attempt=attempt,
         slot_count=max(1, min(join.slot_count for join in joins) // room_of_slot(lanes)),
@@ -180,7 +181,8 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
         whole_chunks=whole,
         tagged=all(join.tagged for join in joins),
         ranks=tuple(range(epoch.world_size)),
-        planes=min(SHARDS_MAX // max(join.shards for join in joins), *(join.planes for join in joins)),
+        # A power of two as the numbers of threads, each of which has as many shards as the others.
+        planes=min(1 << (SHARDS_MAX // shards).bit_length() - 1, *(join.planes for join in joins)),
         threads=min(join.threads for join in joins),
     )
 

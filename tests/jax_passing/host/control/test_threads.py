@@ -122,6 +122,16 @@ async def test_of_all_hosts_and_switches(switch):
     assert (status["planes"], status["threads"], status["slots"]) == (2, 2, 128)
 
 
+@scenario(planes=8)
+async def test_planes_of_many_switches_can_be_dealt_to_threads(switch):
+    switches = tuple(f"switch {number}" for number in range(9))
+    for rank in range(2):
+        await switch.join(rank, 2, switches=switches, planes=8, threads=8)
+    for host in switch.hosts:
+        welcome = await host.receive()
+        assert (welcome.planes, welcome.threads) == (4, 8)  # with seven, one thread would have all 63 shards
+
+
 @scenario(planes=2)
 async def test_a_question_is_for_one_plane(switch):
     asked = []
