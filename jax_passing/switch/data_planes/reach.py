@@ -31,31 +31,30 @@ too far ahead, in the first window of a job, and only if its sequence is among t
 import math
 
 from jax_passing.config import SHARDS_MAX
-from jax_passing.protocol.packet import LANES_AT_MTU_1500
 
 REACH_MAX = (1 << 31) - 1  # nothing lies further ahead
 
 
-def _longest_run(shards: int, lanes: int) -> int:
-    """Returns R, where shards have slots for it: LongestRun in sharding.h."""
-    run = 32 if shards <= 8 else 1 << (128 // shards).bit_length() - 1
-    return run if lanes <= LANES_AT_MTU_1500 else 1 << max(run * LANES_AT_MTU_1500 // lanes, 1).bit_length() - 1
+def _longest_run(shards: int) -> int:
+    """Returns the most that R is, where shards have slots for it: LongestRun in sharding.h. Turns of long chunks are
+    shorter, but a switch doesn't know how long the job's are: the path above another of its switches may carry less."""
+    return 32 if shards <= 8 else 1 << (128 // shards).bit_length() - 1
 
 
-def reach(slot_count: int, shards: int, lanes: int) -> int:
+def reach(slot_count: int, shards: int) -> int:
     """Returns the reach. `slot_count`: of the job at one switch, and so no fewer than S, unless each shard has but one
-    of them. `lanes`: of a chunk."""
+    of them."""
     assert 1 <= shards <= SHARDS_MAX, shards
     window = max(slot_count, shards)
     if shards == 1:
         return 4 * window
-    run = min(_longest_run(shards, lanes), window // shards)
+    run = min(_longest_run(shards), window // shards)
     return 2 * window * ((shards + 1) * run + 1)
 
 
-def reach_at_planes(slot_count: int, switches: int, planes: int, threads: int, lanes: int) -> int:
+def reach_at_planes(slot_count: int, switches: int, planes: int, threads: int) -> int:
     """Returns the same where each switch is `planes` shards, with so many slots each, and each of a host's threads has
     its part of them. Other switches of the job may be fewer."""
     shards = [switches * fewer for fewer in range(1, planes + 1) if planes % fewer == 0]
     numbers = [all_of_them // math.gcd(all_of_them, threads) for all_of_them in shards]
-    return max(reach(slot_count * planes, number, lanes) for number in numbers)
+    return max(reach(slot_count * planes, number) for number in numbers)

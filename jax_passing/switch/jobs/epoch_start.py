@@ -260,7 +260,7 @@ class EpochStart:
                     epoch.group,
                     parent,
                     keys=secrets.keys() if secrets else None,
-                    reach=reach_at_planes(plan.slot_count, shards, plan.planes, plan.threads, plan.lanes_per_chunk),
+                    reach=reach_at_planes(plan.slot_count, shards, plan.planes, plan.threads),
                     lanes_per_chunk=plan.lanes_per_chunk,
                     own_addresses=tuple(member.connection.own_host for member in epoch.workers()),
                     planes=plan.planes,
