@@ -31,11 +31,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"jax_passing.{name}")  # the only part that needs the library of this name
     if name == "__all__":
         return ["errors", *_public_names()]
-    if name == "lax_over_hosts":
-        raise AttributeError(
-            "jax_passing.lax_over_hosts is gone: jax_passing.use_for_jax() has all collectives of jax.lax go over the "
-            "hosts, those of libraries as well, with a mesh over all processes."
-        )
     # An import statement asks for a module's name, too, before it imports the module.
     if name.startswith("_") or importlib.util.find_spec(f"{__name__}.{name}") or name not in _public_names():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

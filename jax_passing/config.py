@@ -1,13 +1,12 @@
 """Reads a host's settings, and the kinds of values that a switch's settings have too: addresses and rates."""
 
-import functools
 import ipaddress
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar
+from typing import Annotated, Any
 
 from msgspec import Meta
 
@@ -15,9 +14,6 @@ from jax_passing import job_names, launchers
 from jax_passing.errors import ConfigError
 from jax_passing.settings_parser import Given, Sources, convert, gather, integer, one_of, parsed
 from jax_passing.threads import Threads
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 PREFIX = "JAX_PASSING_"
 FOR_JAX = PREFIX + "FOR_JAX"  # isn't a setting of a session: it has JAX's own collectives open one
@@ -35,18 +31,6 @@ LEASE_S = 30.0
 # A lifeline says that a host lives, whatever holds its interpreter (docs/operate/switches.md).
 ELASTIC_LEASE_S = 1.0
 AXIS_NAMES_CHARACTERS_MAX = 256  # with their commas, the room of a join
-
-
-def wire_dtype_was_wire(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Decorates a function of users, so that the former name of its argument is an error that says the new one."""
-
-    @functools.wraps(function)
-    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if "wire" in kwargs:
-            raise TypeError(f"{function.__name__}: the argument `wire` is called `wire_dtype` now.")
-        return function(*args, **kwargs)
-
-    return checked
 
 
 def parse_address(text: str) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 import logging
 import re
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -124,22 +123,6 @@ class InsideHostWarning(UserWarning):
 class UnfinishedHandlesWarning(UserWarning):
     """A session ended while handles of `psum_start` weren't finished: their sums are gone. It isn't an error, as a
     pipeline may not need its last sums."""
-
-
-_MERGED = {
-    "UnequalError": "ProgramMismatchError",
-    **dict.fromkeys(("AlreadyInitializedError", "NotInitializedError", "GradientError", "HandleError"), "UsageError"),
-    **dict.fromkeys(("PartitionError", "PipelineError", "ThreadError", "TooManyProgramsError"), "UsageError"),
-    "UnsupportedDtypeError": "UsageError",
-}
-
-
-def __getattr__(name: str) -> type[PassingError]:
-    if name in _MERGED:
-        text = f"jax_passing.errors.{name} is part of jax_passing.errors.{_MERGED[name]} now: catch that."
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return globals()[_MERGED[name]]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def names(ranks: Sequence[int]) -> str:

@@ -10,14 +10,12 @@ from jax_passing.collective.axes import device_count, extent
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import sum_of
 from jax_passing.collective.pvary import pvary
-from jax_passing.config import wire_dtype_was_wire
 
 _Params = TypeVar("_Params")
 _Loss = TypeVar("_Loss")
 _Rest = ParamSpec("_Rest")
 
 
-@wire_dtype_was_wire
 def overlap(
     loss_fn: Callable[Concatenate[_Params, _Rest], _Loss],
     axis_name: Any,

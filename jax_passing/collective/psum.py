@@ -18,12 +18,10 @@ from jax_passing.collective.primitives.bucketed_sum import (
 )
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.operands import summand, without_float0
-from jax_passing.config import wire_dtype_was_wire
 
 _T = TypeVar("_T")
 
 
-@wire_dtype_was_wire
 def psum(
     tree: _T,
     axis_name: Any,
@@ -72,7 +70,6 @@ def psum(
     return result
 
 
-@wire_dtype_was_wire
 def pmean(
     tree: _T,
     axis_name: Any,
@@ -113,7 +110,6 @@ def sum_of(
     return _sum_of(tree, axis_name, strategy, wire_dtype, bucket_bytes, function, residuals=False)[0]
 
 
-@wire_dtype_was_wire
 def psum_with_residuals(
     tree: _T,
     axis_name: Any,

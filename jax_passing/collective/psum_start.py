@@ -28,7 +28,6 @@ from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES, Leaf
 from jax_passing.collective.primitives.handles import LeafType
 from jax_passing.collective.primitives.hold import together
 from jax_passing.collective.primitives.operands import SUPPORTED_DTYPES, check_dtype, summand
-from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError, UsageError
 
 
@@ -75,7 +74,6 @@ def _flatten(handle: PsumHandle) -> tuple[tuple[Any, ...], _Kind]:
 jax.tree_util.register_pytree_node(PsumHandle, _flatten, lambda kind, tokens: PsumHandle(tuple(tokens), kind))
 
 
-@wire_dtype_was_wire
 def psum_start(
     tree: Any,
     axis_name: Any,
@@ -182,7 +180,6 @@ def psum_done(handle: PsumHandle, *, after: Any = ()) -> Any:
     return jax.tree.unflatten(kind.treedef, sums)
 
 
-@wire_dtype_was_wire
 def no_sum(
     tree: Any,
     axis_name: Any,

@@ -32,13 +32,11 @@ from jax_passing.collective.primitives.passing_psum import (
     linear_jvp,
     passing_pvary_p,
 )
-from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError, UsageError
 
 _T = TypeVar("_T")
 
 
-@wire_dtype_was_wire
 def pvary(
     tree: _T,
     axis_name: Any,

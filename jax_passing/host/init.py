@@ -14,7 +14,7 @@ import jax
 
 from jax_passing import config, launchers
 from jax_passing._compat import jaxprs, patches, process
-from jax_passing.config import address_text, wire_dtype_was_wire
+from jax_passing.config import address_text
 from jax_passing.errors import ConfigError, UsageError
 from jax_passing.host import scope
 from jax_passing.host.interrupts import Interrupts
@@ -27,7 +27,6 @@ _lock = threading.Lock()
 _opens_for_jax = False  # this is what the lock is held for
 
 
-@wire_dtype_was_wire
 def init(
     switch: str | None = None,
     *,

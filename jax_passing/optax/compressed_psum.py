@@ -9,7 +9,6 @@ from jax_passing.collective.axes import axis_size
 from jax_passing.collective.primitives.bucketed_sum import check_wire_dtype_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean, psum_with_residuals
-from jax_passing.config import wire_dtype_was_wire
 from jax_passing.optax import residuals as feedback
 from jax_passing.optax.arguments import not_in_multi_steps
 from jax_passing.optax.residuals import Residuals
@@ -25,7 +24,6 @@ class CompressedPsumState(NamedTuple):
     residuals: Residuals | None
 
 
-@wire_dtype_was_wire
 def compressed_psum(
     axis_name: Any,
     *,

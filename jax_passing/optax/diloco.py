@@ -10,7 +10,6 @@ from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.naming.sites import paths_of
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
-from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError
 from jax_passing.optax.arguments import check_count, check_params, named_by, not_in_multi_steps
 from jax_passing.optax.fragments import make_fragments, offset
@@ -48,7 +47,6 @@ class DilocoState(NamedTuple):
     fragments: tuple[Fragment, ...]
 
 
-@wire_dtype_was_wire
 def diloco(
     inner: optax.GradientTransformation,
     outer: optax.GradientTransformation | None,

@@ -9,7 +9,6 @@ import optax
 from jax_passing.collective.inside_host import each_device_own, mean_inside_host
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
-from jax_passing.config import wire_dtype_was_wire
 from jax_passing.optax.arguments import check_count, check_params, named_by, not_in_multi_steps
 from jax_passing.optax.parameters import updates_to
 
@@ -26,7 +25,6 @@ class LocalSgdState(NamedTuple):
     inner: Any
 
 
-@wire_dtype_was_wire
 def local_sgd(
     inner: optax.GradientTransformation,
     axis_name: Any,

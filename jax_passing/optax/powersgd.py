@@ -12,7 +12,6 @@ from jax_passing.collective.primitives.bucketed_sum import check_wire_dtype_name
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.hold import together
 from jax_passing.collective.psum import psum_with_residuals
-from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError
 from jax_passing.optax import low_rank
 from jax_passing.optax import residuals as feedback
@@ -36,7 +35,6 @@ class PowerSGDState(NamedTuple):
     residuals: Residuals
 
 
-@wire_dtype_was_wire
 def powersgd(
     axis_name: Any,
     rank: int = 4,

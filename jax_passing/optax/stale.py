@@ -9,7 +9,6 @@ import optax
 from jax_passing.collective.axes import extent, require_session
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import pmean
-from jax_passing.config import wire_dtype_was_wire
 from jax_passing.errors import ConfigError
 from jax_passing.optax.arguments import check_count, named_by, not_in_multi_steps
 from jax_passing.optax.pending import Pending, mean_of, nothing, start
@@ -29,7 +28,6 @@ class StaleState(NamedTuple):
     inner: Any
 
 
-@wire_dtype_was_wire
 def stale(
     inner: optax.GradientTransformation,
     axis_name: Any,

@@ -89,13 +89,6 @@ def test_errors_are_what_users_expect_to_catch():
     assert all(issubclass(kind, RuntimeError) for kind in every_error())
 
 
-def test_an_error_that_was_merged_names_the_other():
-    with pytest.warns(DeprecationWarning, match="GradientError is part of jax_passing.errors.UsageError now"):
-        assert errors.GradientError is errors.UsageError
-    with pytest.raises(AttributeError, match="no attribute 'OtherError'"):
-        _ = errors.OtherError
-
-
 def test_docs_list_every_error():
     page = Path(__file__).parents[2] / "docs" / "operate" / "troubleshooting.md"
     text = page.read_text()

@@ -1,6 +1,5 @@
 """The package as users see it: its public names, and the errors in a checkout of its sources."""
 
-import inspect
 import os
 import shutil
 import subprocess
@@ -28,18 +27,6 @@ def test_every_public_name_is_there():
         getattr(jax_passing, name)
     with pytest.raises(AttributeError, match="no attribute 'psam'"):
         _ = jax_passing.psam
-    with pytest.raises(AttributeError, match=r"lax_over_hosts is gone: jax_passing.use_for_jax\(\)"):
-        _ = jax_passing.lax_over_hosts
-
-
-def test_the_argument_wire_is_called_wire_dtype():
-    ours = ["init", "psum", "pmean", "psum_start", "no_sum", "pvary", "overlap"]
-    of_optax = ["compressed_psum", "powersgd", "diloco", "local_sgd", "stale"]
-    functions = [getattr(jax_passing, name) for name in ours] + [getattr(jax_passing.optax, name) for name in of_optax]
-    for function in functions:
-        assert "wire_dtype" in inspect.signature(function).parameters
-        with pytest.raises(TypeError, match=f"{function.__name__}: the argument `wire` is called `wire_dtype` now"):
-            function(wire="int8")
 
 
 def test_dir_lists_the_public_names():
