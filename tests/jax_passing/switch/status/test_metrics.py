@@ -107,17 +107,6 @@ async def test_refusals_by_their_reasons(switch):
 
 
 @scenario()
-async def test_scrapes_that_come_fast_cost_one_document(switch):
-    calls = []
-    stats = switch.data_plane.stats
-    switch.data_plane.stats = lambda: calls.append(1) or stats()
-    for _ in range(5):
-        await asked(switch)
-        await asked(switch, accept=OPENMETRICS)
-    assert len(calls) == 1
-
-
-@scenario()
 async def test_health(switch):
     switch.plane.report._made_at = float("-inf")
     assert (await asked(switch, "/health"))[0].startswith("HTTP/1.1 200 ")

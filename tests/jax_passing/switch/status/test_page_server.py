@@ -204,16 +204,6 @@ def test_ranks_that_are_absent_count_as_well():
     assert len(jobs[0]["absent"]) == 1022  # the status still has them
 
 
-@scenario()
-async def test_those_who_ask_often_get_the_same(switch):
-    calls = []
-    stats = switch.data_plane.stats
-    switch.data_plane.stats = lambda: calls.append(1) or stats()
-    for _ in range(5):
-        await asked(switch)
-    assert len(calls) == 1
-
-
 @pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("127.0.0.1", False)])
 def test_a_page_for_others_than_this_machine_is_warned_of(host, warns, caplog):
     @scenario(switch_key=b"k" * 32)
