@@ -129,7 +129,7 @@ class Driver:
             self._code("cuMemFreeHost", address)
 
     def copy_rates(self, pinned: int, size_bytes: int, rounds: int) -> CopyRates:
-        """Measures the fastest of `copies` copies each way, in bytes/s."""
+        """Measures the fastest of `rounds` copies each way, in bytes/s."""
         there = _DevicePointer()
         self._call("cuMemAlloc_v2", ctypes.byref(there), size_bytes)
         try:

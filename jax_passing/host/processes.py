@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from jax_passing._compat.process import coordinator, told_in
-from jax_passing.errors import ConfigError, PassingError
+from jax_passing.errors import ConfigError, PassingError, UsageError
 
 DEADLINE_S = 300.0  # as long as jax.distributed.initialize waits
 
@@ -61,31 +61,29 @@ def told(
 
 
 def told_unless_refused(
-    what: str, aim: str, own: Any, processes: Sequence[int], error: type[PassingError], deadline_s: float | None = None
+    what: str, aim: str, own: Any, processes: Sequence[int], deadline_s: float | None = None
 ) -> dict[int, Any]:
     """Does the same as `told` with values that JSON can write, where another process may be in `refusals_told`.
 
-    Raises `error` on all processes if one of them has refused. `aim`: the message says that it can't do this.
+    Raises UsageError on all processes if one of them has refused. `aim`: the message says that it can't do this.
     """
-    said = told(what, json.dumps([None, own]), processes, error, deadline_s)
-    everything = {process: _decoded(text, process, what, error) for process, text in said.items()}
+    said = told(what, json.dumps([None, own]), processes, UsageError, deadline_s)
+    everything = {process: _decoded(text, process, what) for process, text in said.items()}
     for process, (refusal, _) in sorted(everything.items()):
         if refusal is not None:
-            raise error(f"Process {process} can't {aim}, so no other does: {refusal}")
+            raise UsageError(f"Process {process} can't {aim}, so no other does: {refusal}")
     return {process: value for process, (_, value) in everything.items()}
 
 
 @contextlib.contextmanager
-def refusals_told(
-    what: str, processes: Sequence[int], error: type[PassingError], deadline_s: float | None = None
-) -> Iterator[None]:
+def refusals_told(what: str, processes: Sequence[int], deadline_s: float | None = None) -> Iterator[None]:
     """Surrounds what precedes `told_unless_refused`: if it raises, the other processes, which wait there, learn why."""
     try:
         yield
     except Exception as reason:
         if len(processes) > 1 and jax.process_index() in processes:
-            with contextlib.suppress(error):  # the others may not come; `reason` is the error to be raised
-                told(what, json.dumps([f"{type(reason).__name__}: {reason}", None]), processes, error, deadline_s)
+            with contextlib.suppress(UsageError):  # the others may not come; `reason` is the error to be raised
+                told(what, json.dumps([f"{type(reason).__name__}: {reason}", None]), processes, UsageError, deadline_s)
         raise
 
 
@@ -132,12 +130,12 @@ def _said(client: Any, prefix: str) -> dict[int, str]:
     return {int(process): text for process, text in told.items() if re.fullmatch("[0-9]{1,9}", process)}
 
 
-def _decoded(text: str, process: int, what: str, error: type[PassingError]) -> tuple[str | None, Any]:
+def _decoded(text: str, process: int, what: str) -> tuple[str | None, Any]:
     with contextlib.suppress(ValueError):
         match json.loads(text):
             case [None | str() as refusal, value]:
                 return refusal, value
-    raise error(
+    raise UsageError(
         f"The coordinator of jax.distributed has something else from process {process} than what it says when it calls "
         f"{what}. Install the same version of jax_passing on all of them, and let nobody else reach the coordinator."
     )

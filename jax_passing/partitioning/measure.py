@@ -34,7 +34,7 @@ def _processes() -> list[int]:
 
 def refusing_together() -> AbstractContextManager[None]:
     """Surrounds all that precedes `measured_once`: if it raises, the other processes, which wait there, learn why."""
-    return refusals_told(WHAT, _processes(), UsageError)
+    return refusals_told(WHAT, _processes())
 
 
 def check_arrays(given: Any) -> None:
@@ -75,16 +75,16 @@ def measured_once(
     processes = _processes()
     if len(processes) == 1:
         return _measured(slicer, chain, cuts, limits, given)
-    if differing := differences(told_unless_refused(WHAT, "cut this model", facts, processes, UsageError)):
+    if differing := differences(told_unless_refused(WHAT, "cut this model", facts, processes)):
         raise UsageError(
             "The processes don't cut the same model, so the times of process 0 can't hold for all of them. They differ "
             f"in {', '.join(differing)}. Call partition with the same loss and arguments in every process."
         )
     own = None
     if jax.process_index() == 0:
-        with refusals_told(WHAT, processes, UsageError, MEASURING_S):
+        with refusals_told(WHAT, processes, MEASURING_S):
             own = _measured(slicer, chain, cuts, limits, given)
-    said = told_unless_refused(WHAT, "measure the stages", own, processes, UsageError, MEASURING_S)
+    said = told_unless_refused(WHAT, "measure the stages", own, processes, MEASURING_S)
     times_s, cuts = said[0]
     return times_s, tuple(cuts)
 

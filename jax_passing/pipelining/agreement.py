@@ -63,7 +63,7 @@ def agree(mesh: Mesh, facts: Mapping[str, Fact], own: SessionInfo | None) -> dic
     Each process calls this, or raises before, in `refusals_told(WHAT, ...)`. Raises UsageError on all of them if
     they don't have the same pipeline, if one of them has refused it, or if one doesn't come in time.
     """
-    said = told_unless_refused(WHAT, "make this pipeline", [facts, own], processes_of(mesh), UsageError)
+    said = told_unless_refused(WHAT, "make this pipeline", [facts, own], processes_of(mesh))
     differing = differences({process: facts for process, (facts, _) in said.items()})
     if differing:
         more = f", and {len(differing) - SHOWN_MAX} more" if len(differing) > SHOWN_MAX else ""

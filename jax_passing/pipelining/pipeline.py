@@ -322,7 +322,7 @@ def pipeline(
     processes, all of them raise it also if they have different pipelines, or don't call this together.
     """
     processes = processes_of(mesh)
-    with refusals_told(WHAT, processes, UsageError):
+    with refusals_told(WHAT, processes):
         check_axes(mesh, stage_axis, data_axis)
         specs = checked_specs(plan, mesh, (stage_axis, data_axis), param_specs)
         schedule = checked_schedule(plan, mesh, stage_axis, microbatches, schedule)

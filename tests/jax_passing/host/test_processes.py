@@ -5,7 +5,7 @@ import hashlib
 import jax
 import pytest
 
-from jax_passing.errors import JoinError
+from jax_passing.errors import JoinError, UsageError
 from jax_passing.host import processes
 from support.jax.coordinator import coordinator_of_one
 
@@ -50,9 +50,9 @@ def test_bytes_that_are_no_text_are_named_where_they_matter(monkeypatch):
             client.key_value_set_bytes(f"{folder}/7", b"\xff")
             assert processes.told("a test", "\u20ac", [0], JoinError) == {0: "\u20ac"}
         monkeypatch.setattr(jax, "process_index", lambda: 1)  # and 0 says the bytes
-        with pytest.raises(JoinError, match="has something else from process 0"):
+        with pytest.raises(UsageError, match="has something else from process 0"):
             client.key_value_set_bytes(f"{folder[:-1]}2/0", b"\xff")
-            processes.told_unless_refused("a test", "do this", 5, [0], JoinError)
+            processes.told_unless_refused("a test", "do this", 5, [0])
 
 
 def test_what_is_lost_is_named(coordinator):
@@ -64,13 +64,13 @@ def test_what_is_lost_is_named(coordinator):
 @pytest.mark.parametrize("text", ["no JSON", "3", "[1]", "[3, 4]", "{}", ""])
 def test_what_makes_no_sense_is_named(coordinator, text):
     coordinator({"1": text})
-    with pytest.raises(JoinError, match="has something else from process 1 than what it says when it calls a test"):
-        processes.told_unless_refused("a test", "do this", 5, [0, 1], JoinError)
+    with pytest.raises(UsageError, match="has something else from process 1 than what it says when it calls a test"):
+        processes.told_unless_refused("a test", "do this", 5, [0, 1])
 
 
 def test_values_and_refusals_are_told(coordinator):
     coordinator({"1": "[null, [7]]"})
-    assert processes.told_unless_refused("a test", "do this", 5, [0, 1], JoinError) == {0: 5, 1: [7]}
+    assert processes.told_unless_refused("a test", "do this", 5, [0, 1]) == {0: 5, 1: [7]}
     coordinator({"1": '["too hot", null]'})
-    with pytest.raises(JoinError, match="Process 1 can't do this, so no other does: too hot"):
-        processes.told_unless_refused("a test", "do this", 5, [0, 1], JoinError)
+    with pytest.raises(UsageError, match="Process 1 can't do this, so no other does: too hot"):
+        processes.told_unless_refused("a test", "do this", 5, [0, 1])
