@@ -10,7 +10,7 @@ from jax_passing.protocol.packet import WORKERS_MAX
 HOSTS_MAX = 4096
 
 # Goodput of sums by a switch where packets get lost, each by itself, over that without loss: the middles of the ranges
-# in docs/reference/benchmarks.md, "Packets that get lost", with the rule that narrows windows.
+# in benchmarks/star/README.md, "Packets that get lost", with the rule that narrows windows.
 GOODPUT_UNDER_LOSS = ((0.0001, 1.0), (0.001, 0.995), (0.01, 0.885), (0.05, 0.47), (0.2, 0.018))
 
 

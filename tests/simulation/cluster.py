@@ -9,7 +9,7 @@ from _simulation import Faults, Packets
 
 from simulation import judge
 from simulation.hosts import HostMachine
-from simulation.plan import HOUR_S, LIFE_S, Host, Link, Plan
+from simulation.plan import HOUR_S, LIFE_S, Host, Plan
 from simulation.switches import LEASE_S, SimulatedDataPlane, SwitchMachine, switch_key
 from simulation.world import ViolationError, World
 
@@ -33,20 +33,6 @@ SETTLE_S = 60.0
 SUSPENDED_APART_S = 0.5  # not all go on at the same moment
 
 
-def _faults_of(link: Link) -> Faults:
-    return Faults(
-        loss=link.loss,
-        duplicate=link.duplicate,
-        reorder=link.reorder,
-        reorder_us=link.reorder_us,
-        delay_us=link.delay_us,
-        flip=link.flip,
-        brings_flipped=link.brings_flipped,
-        stale=link.stale,
-        stale_us=link.stale_us,
-    )
-
-
 class Cluster:
     """All machines of a plan run in one world.
 
@@ -58,7 +44,7 @@ class Cluster:
 
     def __init__(self, plan: Plan, *, is_traced: bool = False):
         self.plan = plan
-        faults = _faults_of(plan.up), _faults_of(plan.down)
+        faults = (Faults(**msgspec.structs.asdict(link)) for link in (plan.up, plan.down))
         packets = Packets(plan.seed, *faults, forge=plan.forge, from_anywhere=plan.from_anywhere)
         self.world = World(plan.seed, packets, stuck=plan.stuck, is_traced=is_traced)
         self._incarnations = itertools.count(1)
