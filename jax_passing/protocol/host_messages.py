@@ -128,7 +128,7 @@ class Relay(Message, frozen=True):
     said this.
 
     The payload is the hosts' own business. Its first byte says what it is: RELAYED_ORDER, then an order message of the
-    transport's; RELAYED_PROGRAM, then what host/programs.py encodes.
+    transport's; RELAYED_PROGRAM, then what host/control/programs.py encodes.
     """
 
     payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]

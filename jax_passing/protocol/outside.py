@@ -1,7 +1,7 @@
 """Both ends of a control connection need this of the world: time, chance and connections.
 
 Neither the control plane of a switch nor the control side of a host does I/O itself. `server/control_server.py` and
-`host/loop.py` run them in event loops; a simulator of the tests runs whole clusters from a seed.
+`host/control/loop.py` run them in event loops; a simulator of the tests runs whole clusters from a seed.
 """
 
 from collections.abc import Callable

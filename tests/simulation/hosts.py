@@ -244,7 +244,7 @@ class Session:
 
 
 class HostProcess(Process):
-    """This is what the control side needs of the world (host/outside.py)."""
+    """This is what the control side needs of the world (host/control/outside.py)."""
 
     def __init__(self, cluster, machine: Machine, plan: Host, job: Job):
         super().__init__(cluster.world, machine)

@@ -27,7 +27,7 @@ WAITS_MAX_S = 10.0  # for nobody but a host that compiles
 
 
 class TrainingProcess(Process):
-    """A host's process, as what its control side needs of the world (host/outside.py)."""
+    """A host's process, as what its control side needs of the world (host/control/outside.py)."""
 
     def __init__(self, host):
         number = host.number

@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from jax_passing.conformance.exchanges.model import Job, Limits, Parent, State, Switch
 from jax_passing.protocol.packet import BARE, CONTRIBUTION, HEADER, LANES_MAX, NO_RESULT
 
-# The numbers that packets of an exchange carry: job, epoch and first slot. A live switch gives out others; see live.py.
+# The numbers that packets of an exchange carry: job, epoch and first slot. A live switch gives out others: live/job.py.
 NUMBERS = {"A": (3, 11, 8), "B": (4, 12, 12)}
 SLOT_COUNT = 4  # of each job
 # Its parent's numbers are another switch's: job 4 there is not job B here.

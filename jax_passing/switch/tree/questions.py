@@ -11,7 +11,7 @@ from jax_passing.switch.jobs.epochs import Epoch, Inquiry, Member, ParentConnect
 
 log = logging.getLogger("jax_passing.switch")
 
-PATIENCE_S = 0.8  # a host waits a second for its answer (host/membership.py)
+PATIENCE_S = 0.8  # a host waits a second for its answer (host/control/membership.py)
 AWAITED_S = 1.0  # a host hears no more often that others wait for it
 PATIENCE_SHARE = 0.75  # of it for the switches beyond the next one: their answers come in time to be passed on
 

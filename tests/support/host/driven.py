@@ -11,7 +11,7 @@ WELCOME = messages.Welcome(1, 7, 0, 256, 0, 360)
 
 
 class HostOutside(MovedOutside):
-    """A HostOutside (`host/outside.py`) that carries no packets."""
+    """A HostOutside (`host/control/outside.py`) that carries no packets."""
 
     instance, host_name, port, sums_started = "this process", "this machine", 1000, 0
 

@@ -17,7 +17,7 @@ namespace passing {
 
 struct Gathering;
 
-// Calls come with this if their inputs are still to come, from a GPU (cuda_starts.h).
+// Calls come with this if their inputs are still to come, from a GPU (ffi/cuda/starts.h).
 class Staged {
  public:
   virtual ~Staged() = default;
