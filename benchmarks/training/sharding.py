@@ -4,9 +4,10 @@
 
 On a star of links three groups of processes take turns. One is a job of jax_passing, and trains with whole arrays
 (plain), with the optimizer's state in parts (sharded), and with the parameters in parts as well, gathered as the
-forward pass begins (gathered). In the other two jit puts in the collectives of arrays that lie split over the hosts
-(fsdp), over gloo and over the switch. Their losses are compared. The state's bytes are those of the arrays that a host
-holds between two steps: parameters and Adam's moments.
+forward pass begins (gathered). The other two know nothing of jax_passing: their arrays carry a NamedSharding, the state
+lies on each host (data) or is split over them (fsdp), and jit puts in the collectives. One of them goes over gloo, and
+the variables of docs/train/any_program.md send the other through the switch. All losses are compared. The state's bytes
+are those of the arrays that a host holds between two steps: parameters and Adam's moments.
 """
 
 import argparse
@@ -22,7 +23,6 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "star"))
 
-from annotations import WARM_UPS, reply, sent_bytes, take_turns
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -31,12 +31,21 @@ from star_network import StarError, StarNetwork
 from jax_passing.for_jax import environment
 
 PORT = 47250
-WAYS = {"job": ("plain", "sharded", "gathered"), "gloo": ("fsdp",), "switch": ("fsdp",)}  # by group
+BY_JIT = ("data", "fsdp")
+WAYS = {"job": ("plain", "sharded", "gathered"), "gloo": BY_JIT, "switch": BY_JIT}  # by group
+END_S = 60.0
+WARM_UPS = 2  # they compile, make the groups of devices, and learn the order of sums
 Step = Callable[[Any, Any], Any]  # (state, batch) to (state, loss)
 
 
+def sent_bytes() -> int:
+    """Counts the bytes that this host's network cards have sent, with headers."""
+    lines = (line.split(":") for line in Path("/proc/self/net/dev").read_text().splitlines()[2:])
+    return sum(int(counts.split()[8]) for name, counts in lines if name.strip() != "lo")
+
+
 def numbers(shape: Any) -> Any:
-    """Draws a parameter by numpy, and Adam's state as zeros: alike in all groups."""
+    """Draws a parameter by numpy, alike in all groups: on four hosts it takes a minute to compile the model's own."""
     import numpy as np
 
     return 0.02 * np.random.default_rng(0).standard_normal(shape.shape, shape.dtype)
@@ -56,6 +65,7 @@ def by_annotations(model: Any, optimizer: Any, own: Any, arguments: argparse.Nam
     mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def split(leaf: Any) -> NamedSharding:
+        """Splits a leaf's first axis that the number of devices divides."""
         axes = [axis for axis, length in enumerate(leaf.shape) if length % mesh.size == 0]
         return NamedSharding(mesh, P(*[None] * axes[0], "d") if axes else P())
 
@@ -70,13 +80,16 @@ def by_annotations(model: Any, optimizer: Any, own: Any, arguments: argparse.Nam
 
     params = jax.eval_shape(model.init)
     shapes = params, jax.eval_shape(optimizer.init, params)
-    placements = jax.tree.map(split, shapes)
+    whole = NamedSharding(mesh, P())
+    placements = {"data": jax.tree.map(lambda _: whole, shapes), "fsdp": jax.tree.map(split, shapes)}
     values = jax.tree.map(numbers, shapes[0]), jax.tree.map(lambda each: np.zeros(each.shape, each.dtype), shapes[1])
-    state = jax.tree.map(placed, values, placements)
-    run = jax.jit(step, out_shardings=(placements, NamedSharding(mesh, P())), donate_argnums=0)
     rows = NamedSharding(mesh, P("d"))
     batch = jax.tree.map(lambda x: jax.make_array_from_process_local_data(rows, x), own)
-    return {"fsdp": (state, lambda state, _: run(state, batch))}
+    steps: dict[str, tuple[Any, Step]] = {}
+    for way, placement in placements.items():
+        run = jax.jit(step, out_shardings=(placement, whole), donate_argnums=0)
+        steps[way] = jax.tree.map(placed, values, placement), lambda state, _, run=run: run(state, batch)
+    return steps
 
 
 def by_jax_passing(model: Any, optimizer: Any, arguments: argparse.Namespace) -> dict[str, tuple[Any, Step]]:
@@ -152,6 +165,39 @@ def work(arguments: argparse.Namespace) -> None:
         return serve(by_annotations(model, optimizer, own, arguments), own)
     with jax_passing.init(axis_name="d", rank=arguments.rank, world_size=arguments.hosts):
         return serve(by_jax_passing(model, optimizer, arguments), own)
+
+
+def reply(processes: list[subprocess.Popen[Any]], order: str | None = None) -> list[dict[str, Any]]:
+    """Gives each host an order, if there is one, and returns what they answer."""
+    for process in processes if order is not None else ():
+        assert process.stdin is not None
+        print(order, file=process.stdin, flush=True)
+    replies = []
+    for rank, process in enumerate(processes):
+        assert process.stdout is not None
+        line = next((line for line in process.stdout if line.startswith("{")), None)  # gloo prints lines of its own
+        if line is None:
+            raise StarError(f"rank {rank} failed; its messages are above")
+        replies.append(json.loads(line))
+    return replies
+
+
+def take_turns(
+    groups: dict[str, list[subprocess.Popen[Any]]], steps: dict[tuple[str, str], list[dict[str, float]]], count: int
+) -> None:
+    """Has each group carry out `count` steps in each way of `steps`, in turns; adds what the slowest host, or the one
+    that sent most, says of each. Ends the processes."""
+    for _ in range(count):
+        for group, way in steps:
+            hosts = reply(groups[group], way)
+            steps[group, way].append({key: max(host[key] for host in hosts) for key in hosts[0]})
+    processes = [process for group in groups.values() for process in group]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()  # so it ends
+    ends = [process.wait(END_S) for process in processes]
+    if any(ends):
+        raise StarError("a rank failed at its end; its messages are above")
 
 
 def run(arguments: argparse.Namespace) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], list[Any]]]:
