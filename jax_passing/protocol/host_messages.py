@@ -92,7 +92,8 @@ class Welcome(Message, frozen=True):
     one. `link_gbit`: the slowest host's link, of those that are known; `switch_link_gbit`: the one link behind which
     the switch stands, None if it has a port for each host. `ranks_at_port`: how many ranks send to one port of the
     network, that of the switch or of one above it; 1 if all of these have a port for each. `planes`: of each switch,
-    the job is at so many, with the same numbers. `threads`: the least of what the hosts want.
+    the job is at so many, with the same numbers. `threads`: the least of what the hosts want, and no more
+    than can share these planes.
     """
 
     job_id: Id

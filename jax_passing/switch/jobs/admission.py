@@ -1,5 +1,6 @@
 """Before a switch admits a rank it checks this: does it fit to the others, and to what this switch can do?"""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -173,7 +174,9 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
         raise RefusalError(unlike)
     joins = epoch.joined().values()
     lanes, whole = reduce(common_lanes, ((join.lanes_per_chunk, join.whole_chunks) for join in joins))
-    shards = max(join.shards for join in joins)
+    switches = max(join.shards for join in joins)
+    # A power of two as the numbers of threads, each of which has as many shards as the others.
+    planes = min(1 << (SHARDS_MAX // switches).bit_length() - 1, *(join.planes for join in joins))
     return messages.Prepare(
         attempt=attempt,
         slot_count=max(1, min(join.slot_count for join in joins) // room_of_slot(lanes)),
@@ -181,9 +184,8 @@ def plan_for(epoch: Epoch, attempt: int) -> messages.Prepare:
         whole_chunks=whole,
         tagged=all(join.tagged for join in joins),
         ranks=tuple(range(epoch.world_size)),
-        # A power of two as the numbers of threads, each of which has as many shards as the others.
-        planes=min(1 << (SHARDS_MAX // shards).bit_length() - 1, *(join.planes for join in joins)),
-        threads=min(join.threads for join in joins),
+        planes=planes,
+        threads=math.gcd(min(join.threads for join in joins), planes * switches),
     )
 
 

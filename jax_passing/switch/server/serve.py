@@ -85,10 +85,11 @@ def _make_data_plane(host: str, port: int, settings: SwitchSettings) -> DataPlan
 
 def _make_software(host: str, port: int, settings: SwitchSettings) -> SoftwareDataPlane:
     """Raises OSError if a port is taken. Unless `threads` are given, fewer will do where others have the next ports."""
-    count = settings.threads or min(default_threads(), settings.slots_per_job)
+    count = wanted = settings.threads or min(default_threads(), settings.slots_per_job)
+    problem: OSError | None = None
     while True:
         try:
-            return SoftwareDataPlane(
+            made = SoftwareDataPlane(
                 host,
                 port,
                 slot_total=settings.slot_total,
@@ -96,10 +97,16 @@ def _make_software(host: str, port: int, settings: SwitchSettings) -> SoftwareDa
                 multicast=settings.multicast,
                 threads=count,
             )
-        except OSError:
+        except OSError as error:
             if count == 1 or settings.threads is not None:
                 raise
-            count //= 2
+            problem, count = error, count // 2
+        else:
+            if problem is not None:
+                log.warning(
+                    "%d in place of %d threads add up, as not all following ports are free (%s)", count, wanted, problem
+                )
+            return made
 
 
 def _open(settings: SwitchSettings) -> tuple[socket.socket, DataPlane]:
@@ -122,7 +129,7 @@ def _open(settings: SwitchSettings) -> tuple[socket.socket, DataPlane]:
                     ports, follow = f"ports {own_port} to {own_port + count - 1}", " and to those that follow"
                 raise ConfigError(
                     f"Can't take UDP {ports} of {own_host}: {why}. Packets go to the port where hosts connect{follow}: "
-                    "end what has it, or give another one (--listen)."
+                    "end what has it, such as a thread of another switch, or give another one (--listen)."
                 ) from error
     raise AssertionError
 

@@ -129,7 +129,7 @@ async def test_planes_of_many_switches_can_be_dealt_to_threads(switch):
         await switch.join(rank, 2, switches=switches, planes=8, threads=8)
     for host in switch.hosts:
         welcome = await host.receive()
-        assert (welcome.planes, welcome.threads) == (4, 8)  # with seven, one thread would have all 63 shards
+        assert (welcome.planes, welcome.threads) == (4, 4)  # with seven, one thread would have all 63 shards
 
 
 @scenario(planes=2)
@@ -193,13 +193,15 @@ def test_threads_that_a_switch_cant_have():
         resolve_switch({"threads": 8, "slots_per_job": 4}, None, environment={})
 
 
-def test_ports_that_others_have(switch, monkeypatch):
+def test_ports_that_others_have(switch, monkeypatch, caplog):
     other = switch()
     taken = int(other.address.rpartition(":")[2])
     with pytest.raises(OSError, match="bind"):
         software.SoftwareDataPlane("127.0.0.1", taken - 1, slot_total=16, lanes_per_chunk=360, threads=2)
     monkeypatch.setattr(serve, "default_threads", lambda: 4)
-    fewer = switch(listen=("127.0.0.1", taken - 1))  # by itself
+    with caplog.at_level("WARNING", "jax_passing.switch"):
+        fewer = switch(listen=("127.0.0.1", taken - 1))  # by itself
+    assert "1 in place of 4 threads add up, as not all following ports are free" in caplog.text
     both = members(fewer, threads=2)
     assert both[0].welcomes[0].planes == 1
     leave(both)

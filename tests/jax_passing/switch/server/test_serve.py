@@ -201,7 +201,8 @@ def test_a_taken_udp_port_is_an_error_without_a_traceback(start):
     assert (process.returncode, out) == (1, "")
     assert err == (
         f"jax-passing: Can't take UDP port {port} of 127.0.0.1: {os.strerror(errno.EADDRINUSE)}. Packets go to the "
-        "port where hosts connect: end what has it, or give another one (--listen).\n"
+        "port where hosts connect: end what has it, such as a thread of another switch, or give another one "
+        "(--listen).\n"
     )
 
 
