@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "net/clock.h"
@@ -53,18 +54,23 @@ void AddOption(msghdr& message, PacketOptions& options, int level, int type, con
   std::memcpy(CMSG_DATA(part), &value, sizeof value);
 }
 
-void LeaveFrom(msghdr& message, PacketOptions& options, const Address& own) {
-  if (Family(own) == AF_INET) {
-    sockaddr_in from;
-    std::memcpy(&from, own.bytes.data(), sizeof from);
-    in_pktinfo info{};
-    info.ipi_spec_dst = from.sin_addr;
-    AddOption(message, options, IPPROTO_IP, IP_PKTINFO, info);
+// Reads at which of our own addresses a message came, if this part says so.
+std::optional<Address> OwnAddress(const cmsghdr* part) {
+  sockaddr_storage own{};
+  if (part->cmsg_level == IPPROTO_IP && part->cmsg_type == IP_PKTINFO) {
+    in_pktinfo info;
+    std::memcpy(&info, CMSG_DATA(part), sizeof info);
+    own.ss_family = AF_INET;
+    reinterpret_cast<sockaddr_in&>(own).sin_addr = info.ipi_spec_dst;
+  } else if (part->cmsg_level == IPPROTO_IPV6 && part->cmsg_type == IPV6_PKTINFO) {
+    in6_pktinfo info;
+    std::memcpy(&info, CMSG_DATA(part), sizeof info);
+    own.ss_family = AF_INET6;
+    reinterpret_cast<sockaddr_in6&>(own).sin6_addr = info.ipi6_addr;
   } else {
-    sockaddr_in6 from;
-    std::memcpy(&from, own.bytes.data(), sizeof from);
-    AddOption(message, options, IPPROTO_IPV6, IPV6_PKTINFO, in6_pktinfo{from.sin6_addr, 0});
+    return std::nullopt;
   }
+  return FromSockaddr(own);
 }
 
 // How long each datagram of a super-packet to be sent is; 0 if it is no super-packet.
@@ -78,6 +84,20 @@ uint16_t SegmentBytes(const msghdr& message) {
 }
 
 }  // namespace
+
+void LeaveFrom(msghdr& message, PacketOptions& options, const Address& own) {
+  if (Family(own) == AF_INET) {
+    sockaddr_in from;
+    std::memcpy(&from, own.bytes.data(), sizeof from);
+    in_pktinfo info{};
+    info.ipi_spec_dst = from.sin_addr;
+    AddOption(message, options, IPPROTO_IP, IP_PKTINFO, info);
+  } else {
+    sockaddr_in6 from;
+    std::memcpy(&from, own.bytes.data(), sizeof from);
+    AddOption(message, options, IPPROTO_IPV6, IPV6_PKTINFO, in6_pktinfo{from.sin6_addr, 0});
+  }
+}
 
 void GroupRuns(std::span<const uint16_t> datagram_bytes, std::vector<DatagramRun>& runs) {
   runs.clear();
@@ -103,6 +123,12 @@ void GroupRuns(std::span<const uint16_t> datagram_bytes, std::vector<DatagramRun
 BatchReceiver::BatchReceiver(int fd, UdpSocketStats& stats) : fd_(fd), stats_(stats) {
   const int on = 1;
   setsockopt(fd, IPPROTO_UDP, UDP_GRO, &on, sizeof on);  // kernels before 5.0 deliver datagrams one by one
+}
+
+void BatchReceiver::NoteOwnAddress() {
+  const int on = 1;
+  setsockopt(fd_, IPPROTO_IP, IP_PKTINFO, &on, sizeof on);
+  setsockopt(fd_, IPPROTO_IPV6, IPV6_RECVPKTINFO, &on, sizeof on);  // of the other kind it fails
 }
 
 void BatchReceiver::Prepare() {
@@ -133,7 +159,9 @@ size_t BatchReceiver::Receive(const OnDatagram& on_datagram, unsigned messages_m
     if ((message.msg_flags & MSG_TRUNC) != 0) continue;  // larger than any of ours
     const size_t bytes = messages_[i].msg_len;
     size_t segment_bytes = bytes;  // without GRO: one datagram
+    came_to_ = {};
     for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr; part = CMSG_NXTHDR(&message, part)) {
+      if (const auto own = OwnAddress(part)) came_to_ = *own;
       if (part->cmsg_level != IPPROTO_UDP || part->cmsg_type != UDP_GRO) continue;
       int value;
       std::memcpy(&value, CMSG_DATA(part), sizeof value);

@@ -51,6 +51,9 @@ union PacketOptions {
   cmsghdr align;
 };
 
+// Adds to a message from which of our own addresses it leaves.
+void LeaveFrom(msghdr& message, PacketOptions& options, const Address& own);
+
 // Receives from a nonblocking socket, whole super-packets where the kernel has UDP_GRO.
 class BatchReceiver {
  public:
@@ -62,6 +65,10 @@ class BatchReceiver {
   // See UdpSocket::Receive.
   size_t Receive(const OnDatagram& on_datagram, unsigned messages_max = kBatch);
 
+  // See UdpSocket.
+  void NoteOwnAddress();
+  const Address& came_to() const { return came_to_; }
+
  private:
   static constexpr size_t kMessageBytes = 1 << 16;  // one super-packet
 
@@ -69,6 +76,7 @@ class BatchReceiver {
 
   const int fd_;
   UdpSocketStats& stats_;
+  Address came_to_;
   // Pages of the buffer that stay untouched cost nothing.
   std::unique_ptr<uint8_t[]> buffer_{new uint8_t[kBatch * kMessageBytes]};
   std::array<mmsghdr, kBatch> messages_{};

@@ -159,18 +159,30 @@ UdpSocket::PathMtu UdpSocket::path_mtu() const {
   return {.bytes = static_cast<size_t>(bytes), .header_bytes = is_ipv4 ? size_t{20 + 8} : size_t{40 + 8}};
 }
 
-void UdpSocket::SendUncut(std::span<const uint8_t> datagram, const Address* to) const {
+void UdpSocket::SendUncut(std::span<const uint8_t> datagram, const Address* to, const Address& from) const {
   const auto let_cut = [this](bool may_be_cut) {
     const int ipv4 = may_be_cut ? IP_PMTUDISC_WANT : IP_PMTUDISC_DO;
     const int ipv6 = may_be_cut ? IPV6_PMTUDISC_WANT : IPV6_PMTUDISC_DO;
     setsockopt(impl_->fd, IPPROTO_IP, IP_MTU_DISCOVER, &ipv4, sizeof ipv4);  // also of a socket for both
     if (impl_->family == AF_INET6) setsockopt(impl_->fd, IPPROTO_IPV6, IPV6_MTU_DISCOVER, &ipv6, sizeof ipv6);
   };
+  iovec part{.iov_base = const_cast<uint8_t*>(datagram.data()), .iov_len = datagram.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  if (to != nullptr) {
+    message.msg_name = const_cast<uint8_t*>(to->bytes.data());
+    message.msg_namelen = to->size;
+  }
+  PacketOptions options;
+  if (from.size > 0) LeaveFrom(message, options, from);
   let_cut(false);
-  sendto(impl_->fd, datagram.data(), datagram.size(), MSG_DONTWAIT | MSG_NOSIGNAL,
-         to == nullptr ? nullptr : AsSockaddr(*to), to == nullptr ? 0 : to->size);
+  sendmsg(impl_->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   let_cut(true);
 }
+
+void UdpSocket::NoteOwnAddress() { impl_->receiver.NoteOwnAddress(); }
+const Address& UdpSocket::came_to() const { return impl_->receiver.came_to(); }
 
 bool UdpSocket::MulticastFrom(const Address& own) {
   if (impl_->multicast_from == own) return true;

@@ -55,7 +55,13 @@ class UdpSocket {
   };
   PathMtu path_mtu() const;
   // Sends one datagram that nobody may cut into fragments, to the connected peer unless to `to`. It may be lost.
-  void SendUncut(std::span<const uint8_t> datagram, const Address* to = nullptr) const;
+  // `from`: which of our own addresses it leaves from; empty: the kernel chooses.
+  void SendUncut(std::span<const uint8_t> datagram, const Address* to = nullptr, const Address& from = {}) const;
+
+  // Has Receive find out at which of our own addresses a datagram comes.
+  void NoteOwnAddress();
+  // That of the datagram which Receive hands over; empty if it isn't known.
+  const Address& came_to() const;
 
   // Sets which of our IPv4 addresses datagrams to multicast groups leave from, and so the interface. They reach no
   // further than the next router. Returns false if we have no such address.

@@ -58,6 +58,7 @@ UdpSwitch::UdpSwitch(const std::string& host, uint16_t port, uint32_t slot_count
               }),
       port_(queues_.socket(JobQueues::kOther).port()),
       core_(slot_count, [this](const Outgoing& out) { Send(out); }) {
+  queues_.socket(JobQueues::kOther).NoteOwnAddress();  // probes of paths come there
   Watch(stop_.get(), {Source::kStop});
   thread_ = std::thread([this] { Serve(); });
   pthread_setname_np(thread_.native_handle(), "passing-switch");
@@ -214,7 +215,7 @@ void UdpSwitch::ServeNext() {
     stats_.bytes_received += datagram.size();
     if (const auto nonce = wire::NonceOfPathProbe(datagram); nonce && *nonce == PathNonce(from)) {
       ++stats_.paths_probed;
-      return socket->SendUncut(datagram, &from);
+      return socket->SendUncut(datagram, &from, socket->came_to());  // the host takes packets from no other address
     }
     core_.OnPacket(datagram, from, by_group);
   };

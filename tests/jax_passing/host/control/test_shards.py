@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ from jax_passing.protocol import control_messages as messages
 from jax_passing.switch.data_planes.software import SoftwareDataPlane
 from support.host.stalls import Stall
 from support.jax.sessions import total
-from support.switch.in_process import SwitchThread, members, until
+from support.switch.in_process import SwitchThread, leave, members, until
 
 ONES = jnp.ones((2, 8))
 
@@ -201,3 +202,11 @@ def test_leaving_is_a_barrier_at_every_switch(three):
     assert [member.failure for member in several] == [None, None]
     for member in several:
         member.close()
+
+
+def test_long_packets_by_another_address_of_the_switch(start):
+    anywhere = start({"listen": ("0.0.0.0", 0), "lanes_per_chunk": 2232}).each[0]
+    address = f"127.0.0.2:{anywhere.address.rpartition(':')[2]}"  # from which it sends nothing by itself
+    both = members(SimpleNamespace(address=address))
+    assert both[0].welcomes[0].lanes_per_chunk == 2232
+    leave(both)
