@@ -172,11 +172,11 @@ void AllReduce::SendNew(int64_t now_us) {
   }
 }
 
-ChunkLanes AllReduce::SendChunk(const PlacedSegment& placed, uint32_t chunk) {
-  Driver& driver = *drivers_[packets_.sharding().ShardOf(placed.PositionOf(chunk))];
-  uint8_t* const packet = driver.Reserve();
-  const ChunkPackets::Written written = packets_.Write(placed, chunk, packet);
-  if (checks_nans_) CheckOwn(placed, chunk, written.flags);
+ChunkLanes AllReduce::SendChunk(const PlacedSegment& placed, uint32_t index) {
+  const PlacedChunk chunk = packets_.At(placed, index);
+  Driver& driver = *drivers_[chunk.at.shard];
+  const ChunkPackets::Written written = packets_.Write(chunk, driver.Reserve());
+  if (checks_nans_) CheckOwn(placed, index, written.flags);
   driver.Commit(written.bytes);
   ++stats_.packets_sent;
   stats_.bytes_sent += written.bytes;
@@ -205,25 +205,25 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   };
   if (failure_ || wire::Decode(packet, header) != wire::DecodeError::kNone) return drop();
   const auto position = window_.InFlight(header.sequence);
-  if (!position || packets_.sharding().ShardOf(*position) != shard) return drop();
+  if (!position) return drop();
   PlacedSegment& placed = log_.At(*position);
-  const uint32_t chunk = placed.ChunkAt(*position);
-  if (!packets_.IsResult(header, placed, chunk)) return drop();
-  if (!packets_.IsGenuine(packet, *position)) {
+  const PlacedChunk chunk = packets_.At(placed, placed.ChunkAt(*position));
+  if (chunk.at.shard != shard || !packets_.IsResult(header, chunk)) return drop();
+  if (!packets_.IsGenuine(packet, chunk)) {
     ++stats_.packets_forged;
     return drop();
   }
 
-  const bool data = !placed.segment().CarriesExponents(chunk), known = placed.exponents.known();
+  const bool data = !chunk.carries_exponents, known = placed.exponents.known();
   // Whoever keeps the exponents back and guesses has one try, as nobody can tell yet whether it counts.
-  if (placed.unfit.contains(chunk) && !known) return drop();
+  if (placed.unfit.contains(chunk.index) && !known) return drop();
   uint8_t unmasked[4 * wire::kMaxLanes], scratch[4 * wire::kMaxLanes];
-  auto [lanes, flags] = packets_.Unmasked(placed, chunk, header, packet.data() + wire::kHeaderBytes, unmasked);
-  const bool is_sum = packets_.IsSum(placed, chunk, flags, lanes);
-  lanes = data ? packets_.Lanes(placed, chunk, header, lanes, scratch) : packets_.Maxima(placed, chunk, lanes, scratch);
+  auto [lanes, flags] = packets_.Unmasked(chunk, header, packet.data() + wire::kHeaderBytes, unmasked);
+  const bool is_sum = packets_.IsSum(chunk, flags, lanes);
+  lanes = data ? packets_.Lanes(chunk, header, lanes, scratch) : packets_.Maxima(chunk, lanes, scratch);
   if (lanes == nullptr || !is_sum) {
     // Before the exponents are known, another rank may have guessed others: then nobody needs this result.
-    if (!known && data) placed.unfit.insert(chunk);
+    if (!known && data) placed.unfit.insert(chunk.index);
     if (known || !data) OnWrongSum(placed, *position);
     return drop();
   }
@@ -233,11 +233,11 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   dirty_ = true;
   ++placed.chunks_done;
   if (!data) {
-    TakeExponents(placed, chunk, lanes);
+    TakeExponents(placed, chunk.index, lanes);
   } else if (known) {
-    TakeData(placed, chunk, lanes, flags);
+    TakeData(placed, chunk.index, lanes, flags);
   } else {
-    placed.exponents.Keep(chunk, flags, {lanes, 4 * size_t{header.element_count}});
+    placed.exponents.Keep(chunk.index, flags, {lanes, 4 * size_t{header.element_count}});
   }
   if (placed.chunks_done == placed.entry.chunk_count) {
     if (auto sum = log_.Finish(placed)) Complete(std::move(sum), now_us);
@@ -334,7 +334,7 @@ std::optional<Stall> AllReduce::OldestStall() const {
   } else {
     uint64_t position = waiting->entry.first_position;
     while (position + 1 < waiting->entry.end_position() && window_.Done(position)) ++position;
-    const wire::Header header = packets_.HeaderOf(*waiting, waiting->ChunkAt(position));
+    const wire::Header header = packets_.HeaderOf(packets_.At(*waiting, waiting->ChunkAt(position)));
     stall.shard = packets_.sharding().ShardOf(position);
     stall.slot = header.slot;
     stall.version = header.version;

@@ -133,7 +133,7 @@ class AllReduce {
   // Sending.
   void ResendOverdue(int64_t now_us);
   void SendNew(int64_t now_us);
-  ChunkLanes SendChunk(const PlacedSegment& placed, uint32_t chunk);
+  ChunkLanes SendChunk(const PlacedSegment& placed, uint32_t index);
 
   // Receiving.
   void TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes);

@@ -68,11 +68,11 @@ add_plant(the_switch_forgets_the_upper_half_of_positions switch/slot_pool.cc
   "return header.tagged && key->Fits(packet, wire::PositionNear(completed, header.sequence));"
   "return header.tagged && key->Fits(packet, header.sequence);")
 add_plant(no_check_of_tags_at_the_host host/packets/chunk_packets.cc
-  "return !keys || keys->result.Fits(packet, position);"
+  "return !keys || keys->result.Fits(packet, chunk.position);"
   "return !keys || !packet.empty();")
 add_plant(sums_are_not_checked host/packets/chunk_packets.cc
-  "return !IsChecked(placed, chunk) || check_->Holds(ToCheck(placed, chunk), flags, DataLanesOf(placed, chunk), lanes);"
-  "return !IsChecked(placed, chunk) || flags != 0 || lanes != nullptr;")
+  "return !chunk.is_checked || check_->Holds(ToCheck(chunk), flags, chunk.data_lanes, lanes);"
+  "return !chunk.is_checked || flags != 0 || lanes != nullptr;")
 add_plant(masks_come_again host/packets/lane_masks.cc
   "{.high = position,"
   "{.high = position % 64,")

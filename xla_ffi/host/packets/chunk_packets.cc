@@ -34,38 +34,52 @@ ChunkPackets::ChunkPackets(const JobConfig& job)
   assert(IsInRange(job));
 }
 
-// The switch adds up its lanes; else it takes their maximum. Masked lanes are always added up.
-bool ChunkPackets::IsAddedUp(const PlacedSegment& placed, uint32_t chunk) const {
-  if (placed.segment().CarriesExponents(chunk)) return HasExponentsApart(job_);
-  return masks_ || placed.sum->spec().op == Op::kSum;
+PlacedChunk ChunkPackets::At(const PlacedSegment& placed, uint32_t index) const {
+  const SumPlan& plan = placed.sum->plan();
+  const Segment& segment = placed.segment();
+  const uint64_t position = placed.PositionOf(index);
+  const ShardSlot at = sharding_.At(position);
+  const bool carries_exponents = segment.CarriesExponents(index);
+  const bool is_sum = placed.sum->spec().op == Op::kSum;
+  // Masked lanes are always added up. Only what is added up has a check.
+  const bool is_added_up = carries_exponents ? HasExponentsApart(job_) : masks_ || is_sum;
+  const bool is_checked = check_ && is_added_up;
+  // Lanes aren't left out where each rank must have given its part of a check or of the masks, nor of maxima, to which
+  // zeros add something.
+  const bool may_be_bare = job_.shards[at.shard].bare && !check_ && !masks_ && !carries_exponents && is_sum;
+  const uint32_t data_lanes = carries_exponents ? NumberCount(placed, index) * lanes_per_number()
+                                                : plan.LanesOf(plan.DataRange(segment, index).count);
+  return {.placed = placed,
+          .index = index,
+          .position = position,
+          .at = at,
+          .carries_exponents = carries_exponents,
+          .is_added_up = is_added_up,
+          .is_checked = is_checked,
+          .may_be_bare = may_be_bare,
+          .data_lanes = data_lanes,
+          .lanes = data_lanes + (is_checked ? SumCheck::kLanes
+                                 : masks_   ? kFlagLanes
+                                            : 0)};
 }
 
-// Chunks that are added up have a check; those whose maximum is taken have none.
-bool ChunkPackets::IsChecked(const PlacedSegment& placed, uint32_t chunk) const {
-  return check_ && IsAddedUp(placed, chunk);
+uint32_t ChunkPackets::NumberCount(const PlacedSegment& placed, uint32_t index) const {
+  return placed.exponents.NumberCount(placed.sum->plan().ExponentRange(placed.segment(), index));
 }
 
-// May lanes be left out of the chunk's packets? Not where each rank must have given its part of a check or of the
-// masks, nor of maxima, to which zeros add something.
-bool ChunkPackets::MayBeBare(const PlacedSegment& placed, uint32_t chunk) const {
-  return job_.shards[sharding_.ShardOf(placed.PositionOf(chunk))].bare && !check_ && !masks_ &&
-         !placed.segment().CarriesExponents(chunk) && placed.sum->spec().op == Op::kSum;
-}
-
-ChunkRole ChunkPackets::RoleIn(const PlacedSegment& placed, uint32_t chunk) const {
-  return MayBeBare(placed, chunk) ? placed.sum->RoleIn(placed.segment(), chunk) : ChunkRole{};
+ChunkRole ChunkPackets::RoleIn(const PlacedChunk& chunk) const {
+  return chunk.may_be_bare ? chunk.placed.sum->RoleIn(chunk.segment(), chunk.index) : ChunkRole{};
 }
 
 // Exponents that are added up have no exponents themselves.
-SumCheck::Chunk ChunkPackets::ToCheck(const PlacedSegment& placed, uint32_t chunk) const {
-  if (placed.segment().CarriesExponents(chunk)) {
-    return {.position = placed.PositionOf(chunk), .digest = placed.digest, .may_wrap = false};
-  }
-  const bool guesses = placed.segment().guesses();
-  return {.position = placed.PositionOf(chunk),
-          .digest = guesses ? check_->DigestOf(placed.digest, placed.exponents.Sending(placed.segment(), chunk))
-                    : placed.segment().exponent_chunks > 0 ? placed.digest_of_data
-                                                           : placed.digest,
+SumCheck::Chunk ChunkPackets::ToCheck(const PlacedChunk& chunk) const {
+  const PlacedSegment& placed = chunk.placed;
+  if (chunk.carries_exponents) return {.position = chunk.position, .digest = placed.digest, .may_wrap = false};
+  const Segment& segment = chunk.segment();
+  return {.position = chunk.position,
+          .digest = segment.guesses() ? check_->DigestOf(placed.digest, placed.exponents.Sending(segment, chunk.index))
+                    : segment.exponent_chunks > 0 ? placed.digest_of_data
+                                                  : placed.digest,
           .may_wrap = placed.sum->lanes_may_wrap()};
 }
 
@@ -75,143 +89,120 @@ void ChunkPackets::TakeExponents(PlacedSegment& placed, uint32_t chunk, const ui
   placed.digest_of_data = check_->DigestOf(placed.digest, placed.exponents.of_data());
 }
 
-// The chunk carries exponents.
-uint32_t ChunkPackets::NumberCount(const PlacedSegment& placed, uint32_t chunk) const {
-  return placed.exponents.NumberCount(placed.sum->plan().ExponentRange(placed.segment(), chunk));
-}
-
-uint32_t ChunkPackets::DataLanesOf(const PlacedSegment& placed, uint32_t chunk) const {
-  const SumPlan& plan = placed.sum->plan();
-  const Segment& segment = placed.segment();
-  return segment.CarriesExponents(chunk) ? NumberCount(placed, chunk) * lanes_per_number()
-                                         : plan.LanesOf(plan.DataRange(segment, chunk).count);
-}
-
-// The lanes of a chunk. A packet may have more, which are 0.
-uint32_t ChunkPackets::LanesOf(const PlacedSegment& placed, uint32_t chunk) const {
-  const uint32_t behind = IsChecked(placed, chunk) ? SumCheck::kLanes : masks_ ? kFlagLanes : 0;
-  return DataLanesOf(placed, chunk) + behind;
-}
-
-wire::Header ChunkPackets::HeaderOf(const PlacedSegment& placed, uint32_t chunk) const {
-  const uint64_t position = placed.PositionOf(chunk);
-  const ShardSlot at = sharding_.At(position);
-  const Shard& shard = job_.shards[at.shard];
-  const uint32_t lanes = shard.whole_lanes != 0 ? shard.whole_lanes : LanesOf(placed, chunk);
+wire::Header ChunkPackets::HeaderOf(const PlacedChunk& chunk) const {
+  const Shard& shard = job_.shards[chunk.at.shard];
   return {.type = wire::PacketType::kContribution,
           .job = shard.job,
           .epoch = shard.epoch,
           .worker = shard.worker,
-          .slot = static_cast<uint16_t>(shard.slot_first + at.slot),
-          .sequence = static_cast<uint32_t>(position),
-          .version = at.version,
-          .lane_format = IsAddedUp(placed, chunk) ? wire::LaneFormat::kSumInt32 : wire::LaneFormat::kMaxInt32,
-          .element_count = static_cast<uint16_t>(lanes),
+          .slot = static_cast<uint16_t>(shard.slot_first + chunk.at.slot),
+          .sequence = static_cast<uint32_t>(chunk.position),
+          .version = chunk.at.version,
+          .lane_format = chunk.is_added_up ? wire::LaneFormat::kSumInt32 : wire::LaneFormat::kMaxInt32,
+          .element_count = static_cast<uint16_t>(shard.whole_lanes != 0 ? shard.whole_lanes : chunk.lanes),
           .tagged = shard.keys.has_value()};
 }
 
-ChunkPackets::Written ChunkPackets::Write(const PlacedSegment& placed, uint32_t chunk, uint8_t* packet) const {
-  const Segment& segment = placed.segment();
+ChunkPackets::Written ChunkPackets::Write(const PlacedChunk& chunk, uint8_t* packet) const {
+  const PlacedSegment& placed = chunk.placed;
+  const Segment& segment = chunk.segment();
   uint8_t* lanes = packet + wire::kHeaderBytes;
-  wire::Header header = HeaderOf(placed, chunk);
-  const uint32_t lane_count = LanesOf(placed, chunk);
+  wire::Header header = HeaderOf(chunk);
   uint8_t flags = 0;
-  const bool may_be_bare = MayBeBare(placed, chunk);
-  const ChunkRole role = RoleIn(placed, chunk);
-  if (segment.CarriesExponents(chunk)) {
-    placed.exponents.Write(placed.sum->plan().ExponentRange(segment, chunk), lanes);
+  const ChunkRole role = RoleIn(chunk);
+  if (chunk.carries_exponents) {
+    placed.exponents.Write(placed.sum->plan().ExponentRange(segment, chunk.index), lanes);
     // Backwards: a sealed number takes more lanes.
-    for (uint32_t i = seals_numbers() ? NumberCount(placed, chunk) : 0; i-- > 0;) {
+    for (uint32_t i = seals_numbers() ? NumberCount(placed, chunk.index) : 0; i-- > 0;) {
       const auto number = static_cast<int32_t>(wire::LoadLane(lanes, i));
-      check_->SealNumber(ToCheck(placed, chunk), i, number, lanes + 4 * size_t{SumCheck::kNumberLanes} * i);
+      check_->SealNumber(ToCheck(chunk), i, number, lanes + 4 * size_t{SumCheck::kNumberLanes} * i);
     }
   } else if (!role.adds_zeros) {
-    flags = placed.sum->Encode(segment, chunk, placed.exponents.Sending(segment, chunk), lanes);
+    flags = placed.sum->Encode(segment, chunk.index, placed.exponents.Sending(segment, chunk.index), lanes);
   }
-  if (IsChecked(placed, chunk)) {
-    check_->Write(ToCheck(placed, chunk), flags, DataLanesOf(placed, chunk), lanes);
+  if (chunk.is_checked) {
+    check_->Write(ToCheck(chunk), flags, chunk.data_lanes, lanes);
   } else if (masks_) {
-    wire::StoreLane(lanes, DataLanesOf(placed, chunk), FlagLane(flags));
+    wire::StoreLane(lanes, chunk.data_lanes, FlagLane(flags));
   }
   if (masks_) {
-    masks_->Mask(placed.PositionOf(chunk), lane_count, lanes);
+    masks_->Mask(chunk.position, chunk.lanes, lanes);
   } else {
     header.flags = flags;
   }
-  std::fill_n(lanes + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
-  if (may_be_bare) {
-    if (role.keeps_lanes || role.adds_zeros || AreZero(lanes, lane_count)) header.flags |= wire::kFlagBare;
+  std::fill_n(lanes + 4 * size_t{chunk.lanes}, 4 * (size_t{header.element_count} - chunk.lanes), uint8_t{0});
+  if (chunk.may_be_bare) {
+    if (role.keeps_lanes || role.adds_zeros || AreZero(lanes, chunk.lanes)) header.flags |= wire::kFlagBare;
     if (!role.needs_result) header.flags |= wire::kFlagNoResult;
   }
   wire::Encode(header, packet);
-  const uint64_t position = placed.PositionOf(chunk);
-  const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
-  if (keys) keys->contribution.Seal(packet, header.lanes_carried(), position);
+  const auto& keys = job_.shards[chunk.at.shard].keys;
+  if (keys) keys->contribution.Seal(packet, header.lanes_carried(), chunk.position);
   return {.bytes = header.packet_bytes(),
           .flags = flags,
           .has_lanes = !header.bare(),
           .asks_for_lanes = (header.flags & wire::kFlagNoResult) == 0};
 }
 
-bool ChunkPackets::IsResult(const wire::Header& header, const PlacedSegment& placed, uint32_t chunk) const {
-  wire::Header expected = HeaderOf(placed, chunk);
+bool ChunkPackets::IsResult(const wire::Header& header, const PlacedChunk& chunk) const {
+  wire::Header expected = HeaderOf(chunk);
   expected.type = wire::PacketType::kResult;
   expected.worker = wire::kEveryWorker;
   expected.flags = header.flags;
   if (header != expected) return false;
-  const bool may_be_flagged = !masks_ && !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->spec().dtype);
+  const bool may_be_flagged = !masks_ && !chunk.carries_exponents && IsFloat(chunk.placed.sum->spec().dtype);
   if ((header.flags & wire::kStickyFlags) != 0 && !may_be_flagged) return false;
-  if ((header.flags & wire::kFlagNoResult) != 0) return header.bare() && !RoleIn(placed, chunk).needs_result;
-  return !header.bare() || MayBeBare(placed, chunk);
+  if ((header.flags & wire::kFlagNoResult) != 0) return header.bare() && !RoleIn(chunk).needs_result;
+  return !header.bare() || chunk.may_be_bare;
 }
 
-const uint8_t* ChunkPackets::Lanes(const PlacedSegment& placed, uint32_t chunk, const wire::Header& header,
-                                   const uint8_t* lanes, uint8_t* scratch) const {
-  if (!MayBeBare(placed, chunk)) return lanes;
-  const bool adds_own = RoleIn(placed, chunk).keeps_lanes || (header.flags & wire::kFlagNoResult) != 0;
+const uint8_t* ChunkPackets::Lanes(const PlacedChunk& chunk, const wire::Header& header, const uint8_t* lanes,
+                                   uint8_t* scratch) const {
+  if (!chunk.may_be_bare) return lanes;
+  const bool adds_own = RoleIn(chunk).keeps_lanes || (header.flags & wire::kFlagNoResult) != 0;
   if (!adds_own && !header.bare()) return lanes;
-  const uint32_t count = LanesOf(placed, chunk);
   if (adds_own) {
-    placed.sum->Encode(placed.segment(), chunk, placed.exponents.Sending(placed.segment(), chunk), scratch);
-    if (!header.bare()) AddLanes(lanes, count, scratch);
+    const PlacedSegment& placed = chunk.placed;
+    placed.sum->Encode(placed.segment(), chunk.index, placed.exponents.Sending(placed.segment(), chunk.index), scratch);
+    if (!header.bare()) AddLanes(lanes, chunk.lanes, scratch);
   } else {
-    std::fill_n(scratch, 4 * size_t{count}, uint8_t{0});
+    std::fill_n(scratch, 4 * size_t{chunk.lanes}, uint8_t{0});
   }
   return scratch;
 }
 
-bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, uint64_t position) const {
-  const auto& keys = job_.shards[sharding_.ShardOf(position)].keys;
-  return !keys || keys->result.Fits(packet, position);
+bool ChunkPackets::IsGenuine(std::span<const uint8_t> packet, const PlacedChunk& chunk) const {
+  const auto& keys = job_.shards[chunk.at.shard].keys;
+  return !keys || keys->result.Fits(packet, chunk.position);
 }
 
-ChunkPackets::Summed ChunkPackets::Unmasked(const PlacedSegment& placed, uint32_t chunk, const wire::Header& header,
-                                            const uint8_t* lanes, uint8_t* scratch) const {
+ChunkPackets::Summed ChunkPackets::Unmasked(const PlacedChunk& chunk, const wire::Header& header, const uint8_t* lanes,
+                                            uint8_t* scratch) const {
   if (!masks_) return {lanes, static_cast<uint8_t>(header.flags & wire::kStickyFlags)};
-  const uint32_t lane_count = LanesOf(placed, chunk);
-  masks_->Unmask(placed.PositionOf(chunk), lane_count, lanes, scratch);
-  std::fill_n(scratch + 4 * size_t{lane_count}, 4 * (size_t{header.element_count} - lane_count), uint8_t{0});
-  const bool may_be_flagged = !placed.segment().CarriesExponents(chunk) && IsFloat(placed.sum->spec().dtype);
-  return {scratch, may_be_flagged ? FlagsOfLane(wire::LoadLane(scratch, DataLanesOf(placed, chunk))) : uint8_t{0}};
+  masks_->Unmask(chunk.position, chunk.lanes, lanes, scratch);
+  std::fill_n(scratch + 4 * size_t{chunk.lanes}, 4 * (size_t{header.element_count} - chunk.lanes), uint8_t{0});
+  const bool may_be_flagged = !chunk.carries_exponents && IsFloat(chunk.placed.sum->spec().dtype);
+  return {scratch, may_be_flagged ? FlagsOfLane(wire::LoadLane(scratch, chunk.data_lanes)) : uint8_t{0}};
 }
 
-const uint8_t* ChunkPackets::Maxima(const PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes,
-                                    uint8_t* scratch) const {
+const uint8_t* ChunkPackets::Maxima(const PlacedChunk& chunk, const uint8_t* lanes, uint8_t* scratch) const {
+  const PlacedSegment& placed = chunk.placed;
   if (seals_numbers()) {
-    const uint32_t count = NumberCount(placed, chunk);
+    const uint32_t count = NumberCount(placed, chunk.index);
     for (uint32_t i = 0; i < count; ++i) {
       const uint8_t* sealed = lanes + 4 * size_t{SumCheck::kNumberLanes} * i;
-      const auto number = check_->OpenNumber(ToCheck(placed, chunk), i, sealed);
+      const auto number = check_->OpenNumber(ToCheck(chunk), i, sealed);
       if (!number) return nullptr;
       wire::StoreLane(scratch, i, static_cast<uint32_t>(*number));
     }
     lanes = scratch;
   }
-  return placed.exponents.MayBe(placed.sum->plan().ExponentRange(placed.segment(), chunk), lanes) ? lanes : nullptr;
+  return placed.exponents.MayBe(placed.sum->plan().ExponentRange(chunk.segment(), chunk.index), lanes) ? lanes
+                                                                                                       : nullptr;
 }
 
-bool ChunkPackets::IsSum(const PlacedSegment& placed, uint32_t chunk, uint8_t flags, const uint8_t* lanes) const {
-  return !IsChecked(placed, chunk) || check_->Holds(ToCheck(placed, chunk), flags, DataLanesOf(placed, chunk), lanes);
+bool ChunkPackets::IsSum(const PlacedChunk& chunk, uint8_t flags, const uint8_t* lanes) const {
+  return !chunk.is_checked || check_->Holds(ToCheck(chunk), flags, chunk.data_lanes, lanes);
 }
 
 }  // namespace passing

@@ -19,7 +19,7 @@ static_assert((kMaxProductLanes / std::tuple_size_v<PartialProducts> + 1) * (uin
               uint64_t{1} << 63);
 
 // `count`: at most kMaxProductLanes. There are as many factors, and room for kFactorsBehind more.
-inline constexpr uint32_t kFactorsBehind = 8;
+inline constexpr uint32_t kFactorsBehind = 16;
 using LaneProduct = PartialProducts (*)(const uint8_t* lanes, uint32_t count, const int32_t* factors);
 
 // All that this CPU can do, which add up to the same. The fastest is the first one, plain C++ the last.

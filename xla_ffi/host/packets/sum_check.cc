@@ -34,24 +34,30 @@ PASSING_CLONES uint32_t WrappingProduct(const uint8_t* __restrict lanes, uint32_
   return sum;
 }
 
-// `value` modulo the prime. 2^44 is 17.
-uint64_t BelowPrime(__int128 value) {
-  constexpr int64_t kMask = (int64_t{1} << kPrimeBits) - 1;
-  auto rest = static_cast<int64_t>((value >> kPrimeBits) * kPrimeBelow + (static_cast<int64_t>(value) & kMask));
+// Something that is `value` modulo the prime, but hardly longer than it: 2^44 is 17.
+template <typename Int>
+constexpr int64_t Folded(Int value) {
+  constexpr Int kMask = (Int{1} << kPrimeBits) - 1;
+  return static_cast<int64_t>((value >> kPrimeBits) * Int{kPrimeBelow} + (value & kMask));
+}
+constexpr int kFoldedBits = kPrimeBits + 1;
+static_assert(Folded(UINT64_MAX) < int64_t{1} << kFoldedBits && Folded(INT64_MIN) > -(int64_t{1} << kFoldedBits));
+
+// `value` modulo the prime.
+uint64_t BelowPrime(int64_t value) {
+  int64_t rest = Folded(value);
   rest -= rest >= kPrime ? kPrime : 0;
   return static_cast<uint64_t>(rest + (rest < 0 ? kPrime : 0));
 }
-// A sum of products and two pads is folded, or one of all ranks' lanes: so one step is left.
-constexpr int kLaneBits = 12;
-static_assert(wire::kMaxLanes < 1 << kLaneBits);
-static_assert(kPrimeBelow << (kFactorBits + 31 + kLaneBits - kPrimeBits) < kPrime);
-static_assert(kPrimeBelow << (64 - kPrimeBits) < kPrime);
 
-__int128 TotalOf(const PartialProducts& parts) {
-  __int128 total = 0;
-  for (const int64_t part : parts) total += part;
+// What is added up: the parts of all products, each folded, and two pads.
+int64_t TotalOf(const PartialProducts& parts) {
+  int64_t total = 0;
+  for (const int64_t part : parts) total += Folded(part);
   return total;
 }
+static_assert((wire::kMaxLanes / kMaxProductLanes + 1) * std::tuple_size_v<PartialProducts> + 2 <
+              uint64_t{1} << (63 - kFoldedBits));
 
 }  // namespace
 
@@ -62,6 +68,7 @@ uint32_t FlagLane(uint8_t flags) {
 }
 
 uint8_t FlagsOfLane(uint32_t flag_lane) {
+  if (flag_lane == 0) return 0;  // as nearly always: spares the divisions
   uint8_t flags = 0;
   for (int bit = 0; bit < 3; ++bit) flags |= (flag_lane / kFlagFactors[bit] % kFlagBase != 0) << bit;
   return flags;
@@ -139,12 +146,12 @@ SumCheck::Codes SumCheck::CodesOf(const Chunk& chunk, uint32_t count, const uint
     return codes;
   }
   static const LaneProduct product = AllLaneProducts().front();
-  __int128 total = 0;
+  int64_t total = Folded(pad) - Folded(next_pad);
   for (uint32_t first = 0; first < count; first += kMaxProductLanes) {
     const uint32_t some = std::min(kMaxProductLanes, count - first);
     total += TotalOf(product(lanes + 4 * size_t{first}, some, &factors_[first]));
   }
-  const uint64_t code = BelowPrime(total + pad - next_pad);
+  const uint64_t code = BelowPrime(total);
   return {static_cast<uint32_t>(code >> kCodeBits), static_cast<uint32_t>(code) & ((1 << kCodeBits) - 1)};
 }
 
@@ -160,9 +167,7 @@ bool SumCheck::Holds(const Chunk& chunk, uint8_t flags, uint32_t count, const ui
   const Codes right = CodesOf(chunk, count + 1, lanes, PadOf(chunk, first_), 0);
   const Codes summed = {wire::LoadLane(lanes, count + 1), wire::LoadLane(lanes, count + 2)};
   if (chunk.may_wrap) return summed == right;
-  const auto whole = [](const Codes& codes) {
-    return BelowPrime((static_cast<__int128>(codes[0]) << kCodeBits) + codes[1]);
-  };
+  const auto whole = [](const Codes& codes) { return BelowPrime((int64_t{codes[0]} << kCodeBits) + codes[1]); };
   return whole(summed) == whole(right);
 }
 

@@ -30,8 +30,10 @@ class Sharding {
   Sharding(uint32_t shard_count, uint32_t slots_per_shard, uint32_t lanes_per_chunk = wire::kLanesAtMtu1500)
       : shard_count_(shard_count),
         slots_per_shard_(slots_per_shard),
-        run_(std::min(LongestRun(shard_count, lanes_per_chunk), slots_per_shard)) {
-    assert(shard_count > 0 && std::has_single_bit(slots_per_shard));
+        run_(std::min(LongestRun(shard_count, lanes_per_chunk), slots_per_shard)),
+        run_bits_(std::countr_zero(run_)),
+        slot_bits_(std::countr_zero(slots_per_shard)) {
+    assert(shard_count > 0 && std::has_single_bit(slots_per_shard) && std::has_single_bit(run_));
   }
 
   uint32_t shard_count() const { return shard_count_; }
@@ -45,12 +47,12 @@ class Sharding {
   // wouldn't hear how far the job is (jax_passing/switch/data_planes/reach.py).
   uint32_t window_of_guesses() const { return shard_count_ == 1 ? window() : run_; }
 
-  uint32_t ShardOf(uint64_t position) const { return static_cast<uint32_t>(position / run_ % shard_count_); }
+  uint32_t ShardOf(uint64_t position) const { return static_cast<uint32_t>((position >> run_bits_) % shard_count_); }
   ShardSlot At(uint64_t position) const {
-    const uint64_t in_shard = position / run_ / shard_count_ * run_ + position % run_;
+    const uint64_t in_shard = (position >> run_bits_) / shard_count_ * run_ + (position & (run_ - 1));
     return {.shard = ShardOf(position),
-            .slot = static_cast<uint32_t>(in_shard % slots_per_shard_),
-            .version = static_cast<uint8_t>(in_shard / slots_per_shard_ % 2)};
+            .slot = static_cast<uint32_t>(in_shard & (slots_per_shard_ - 1)),
+            .version = static_cast<uint8_t>(in_shard >> slot_bits_ & 1)};
   }
 
  private:
@@ -69,6 +71,8 @@ class Sharding {
   uint32_t shard_count_;
   uint32_t slots_per_shard_;
   uint32_t run_;
+  // Positions are divided by these two for each packet, several times, so by shifts.
+  int run_bits_, slot_bits_;
 };
 
 }  // namespace passing

@@ -72,7 +72,7 @@ TEST(ChunkPackets, aPacketGoesToTheSlotOfItsPosition) {
       {160, 9, 2, 4, 128, 1, 160}, {256, 3, 7, 1, 0, 0, 256},   {(uint64_t{5} << 32) + 33, 9, 2, 4, 129, 0, 33}};
   for (const Row& row : rows) {
     const SmallSum<int32_t> sum(DType::kInt32, {1, 2, 3}, row.position);
-    const wire::Header header = packets.HeaderOf(sum.placed, 0);
+    const wire::Header header = packets.HeaderOf(packets.At(sum.placed, 0));
     EXPECT_EQ(header.type, wire::PacketType::kContribution);
     EXPECT_EQ(header.flags, 0);
     EXPECT_EQ(header.job, row.job) << row.position;
@@ -88,20 +88,21 @@ TEST(ChunkPackets, aPacketGoesToTheSlotOfItsPosition) {
 TEST(ChunkPackets, exponentsAndMaximaAreMaximised) {
   const ChunkPackets packets(kJob);
   const SmallSum<float> floats(DType::kFloat32, {1, 2, 3}, 0);
-  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.exponent_chunk()).lane_format, wire::LaneFormat::kMaxInt32);
-  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.exponent_chunk()).element_count,
+  EXPECT_EQ(packets.HeaderOf(packets.At(floats.placed, floats.exponent_chunk())).lane_format,
+            wire::LaneFormat::kMaxInt32);
+  EXPECT_EQ(packets.HeaderOf(packets.At(floats.placed, floats.exponent_chunk())).element_count,
             3 * kNumbersPerBlock + kGuessNumbers);
-  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.data_chunk()).lane_format, wire::LaneFormat::kSumInt32);
-  EXPECT_EQ(packets.HeaderOf(floats.placed, floats.data_chunk()).element_count, 3 * 2);
+  EXPECT_EQ(packets.HeaderOf(packets.At(floats.placed, floats.data_chunk())).lane_format, wire::LaneFormat::kSumInt32);
+  EXPECT_EQ(packets.HeaderOf(packets.At(floats.placed, floats.data_chunk())).element_count, 3 * 2);
   const SmallSum<int32_t> maxima(DType::kInt32, {1}, 0, Op::kMax);
-  EXPECT_EQ(packets.HeaderOf(maxima.placed, 0).lane_format, wire::LaneFormat::kMaxInt32);
+  EXPECT_EQ(packets.HeaderOf(packets.At(maxima.placed, 0)).lane_format, wire::LaneFormat::kMaxInt32);
 }
 
 TEST(ChunkPackets, writesTheExponentsOfTheBlocks) {
   const ChunkPackets packets(kJob);
   const SmallSum<float> sum(DType::kFloat32, {1, 6, -3}, 0);
   std::vector<uint8_t> packet(wire::kMaxPacketBytes);
-  packets.Write(sum.placed, sum.exponent_chunk(), packet.data());
+  packets.Write(packets.At(sum.placed, sum.exponent_chunk()), packet.data());
   const uint8_t* lanes = &packet[wire::kHeaderBytes];
   const int32_t expected[] = {2 * 1 + 1, -3, 2 * 3 + 1, -7, 2 * 2 + 1, -5};  // 1 < 2^1, 6 < 2^3, |-3| < 2^2; of rank 1
   for (size_t i = 0; i < std::size(expected); ++i) {
@@ -112,9 +113,9 @@ TEST(ChunkPackets, writesTheExponentsOfTheBlocks) {
 TEST(ChunkPackets, onlyTheDataOfFloatsMayBeFlagged) {
   const ChunkPackets packets(kJob);
   const auto may_be_flagged = [&](const PlacedSegment& placed, uint32_t chunk) {
-    wire::Header result = ResultOf(packets.HeaderOf(placed, chunk));
+    wire::Header result = ResultOf(packets.HeaderOf(packets.At(placed, chunk)));
     result.flags = wire::kFlagNaN;
-    return packets.IsResult(result, placed, chunk);
+    return packets.IsResult(result, packets.At(placed, chunk));
   };
   const SmallSum<float> floats(DType::kFloat32, {1, 2, 3}, 0);
   EXPECT_TRUE(may_be_flagged(floats.placed, floats.data_chunk()));
@@ -153,13 +154,13 @@ TEST(ChunkPackets, anyAlteredBitOfAClassIsSeen) {
     placed.entry = {.id = {}, .chunk_count = 1, .segment_count = 1, .first_position = 5};
     placed.sum = second.get();
     std::vector<uint8_t> packet(wire::kMaxPacketBytes);
-    packets.Write(placed, 0, packet.data());
+    packets.Write(packets.At(placed, 0), packet.data());
     uint8_t* classes = &packet[wire::kHeaderBytes];
     ASSERT_EQ(wire::LoadLane(classes, 1), 1u);  // -inf
-    ASSERT_TRUE(packets.IsSum(placed, 0, 0, classes));
+    ASSERT_TRUE(packets.IsSum(packets.At(placed, 0), 0, classes));
     for (uint32_t bit = 0; bit < 32; ++bit) {
       wire::StoreLane(classes, 0, 1u << bit);
-      EXPECT_FALSE(packets.IsSum(placed, 0, 0, classes)) << "key " << int{number} << ", bit " << bit;
+      EXPECT_FALSE(packets.IsSum(packets.At(placed, 0), 0, classes)) << "key " << int{number} << ", bit " << bit;
     }
   }
 }
@@ -185,11 +186,12 @@ TEST(ChunkPackets, anyAlteredBitOfAMaskedMaximumIsSeen) {
     placed.entry = {.id = {}, .chunk_count = 1, .segment_count = 1, .first_position = 5};
     placed.sum = &sum;
     std::vector<uint8_t> packet(wire::kMaxPacketBytes), scratch(4 * wire::kMaxLanes);
-    packets.Write(placed, 0, packet.data());
+    packets.Write(packets.At(placed, 0), packet.data());
     uint8_t* const lanes = &packet[wire::kHeaderBytes];
     const auto is_sum = [&] {
-      const auto [unmasked, flags] = packets.Unmasked(placed, 0, packets.HeaderOf(placed, 0), lanes, scratch.data());
-      return packets.IsSum(placed, 0, flags, unmasked);
+      const auto [unmasked, flags] =
+          packets.Unmasked(packets.At(placed, 0), packets.HeaderOf(packets.At(placed, 0)), lanes, scratch.data());
+      return packets.IsSum(packets.At(placed, 0), flags, unmasked);
     };
     ASSERT_TRUE(is_sum());
     for (uint32_t bit = 0; bit < 32; ++bit) {
