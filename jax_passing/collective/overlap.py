@@ -10,6 +10,7 @@ from jax_passing.collective.axes import device_count, extent
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.psum import sum_of
 from jax_passing.collective.pvary import pvary
+from jax_passing.errors import UsageError
 
 _Params = TypeVar("_Params")
 _Loss = TypeVar("_Loss")
@@ -72,6 +73,12 @@ def overlap(
                 nnx.update(params, jax.tree.map(_unless_assigned, nnx.state(params, nnx.Param), varying, given))
             else:
                 result = loss_fn(cast(params), *args, **kwargs)
+            several = isinstance(result, tuple | list)
+            if several != has_aux or (several and len(result) != 2):  # the division's error wouldn't name has_aux
+                raise UsageError(
+                    f"overlap: the loss function returns a {type(result).__name__}, and has_aux is {has_aux}. Let it "
+                    "return a scalar, or with has_aux=True a pair of a scalar and a pytree."
+                )
             loss, aux = result if has_aux else (result, None)
             return loss / count, aux
 

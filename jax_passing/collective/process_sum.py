@@ -13,7 +13,7 @@ from jax_passing.collective.naming.sites import Site, new_site, paths_of, type_t
 from jax_passing.collective.primitives.bucketed_sum import bucketed_sum, buckets_of
 from jax_passing.collective.primitives.buckets import DEFAULT_BUCKET_BYTES
 from jax_passing.collective.primitives.operands import check_dtype, without_float0
-from jax_passing.errors import ConfigError, RankZeroError, translate
+from jax_passing.errors import RankZeroError, UsageError, translate
 from jax_passing.host import inside, session
 from jax_passing.host import scope as scopes
 
@@ -38,8 +38,8 @@ def process_sum(tree: Any) -> Any:
       dtypes (int32 for bool). Integers are exact modulo their size, floats are added up as by `psum`.
 
     Raises:
-      ConfigError: called where JAX traces; `psum` is for that.
-      UsageError: a leaf has another dtype; or there is no session; or another thread called `init`.
+      UsageError: called where JAX traces (`psum` is for that); or a leaf has another dtype; or there is no session; or
+        another thread called `init`.
       HostLostError: another host is gone.
       DeadlineExceededError: other hosts didn't come in time.
       PassingError: the session failed in another way.
@@ -84,8 +84,7 @@ def on_rank_zero(function: Callable[[], object]) -> None:
 
     Raises:
       RankZeroError: `function` raised, which all hosts hear. They may go on. On rank 0 the cause is what it raised.
-      ConfigError, UsageError, HostLostError, DeadlineExceededError, PassingError: as
-        `process_sum` does.
+      UsageError, HostLostError, DeadlineExceededError, PassingError: as `process_sum` does.
     """
     _check_outside("on_rank_zero", [])
     scopes.required("on_rank_zero")
@@ -112,7 +111,7 @@ def _text_of(error: Exception) -> bytes:
 
 def _check_outside(function: str, leaves: list[Any]) -> None:
     if jaxprs.tracing() or any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-        raise ConfigError(
+        raise UsageError(
             f"jax_passing.{function} is for values that are known, and here JAX traces (jit, shard_map, vmap, grad): "
             "it would run once, while tracing. Call it outside; inside use jax_passing.psum, which is a barrier, too, "
             "for what needs its result."

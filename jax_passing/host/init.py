@@ -107,8 +107,8 @@ def init(
       config: path of a TOML file with these settings (default: JAX_PASSING_CONFIG).
 
     Raises:
-      ConfigError: a setting is unknown, malformed or missing; or JAX traces, or multiprocessing imports the script.
-      UsageError: this process has an open session.
+      ConfigError: a setting is unknown, malformed or missing; or multiprocessing imports the script.
+      UsageError: this process has an open session, or JAX traces.
       SwitchUnreachableError: no switch answers at the address.
       AuthenticationError: only one of host and switch has a key, or they have different ones.
       JoinError: the switch refused this host, or other hosts didn't join in time.
@@ -123,7 +123,7 @@ def init(
             "`if __name__ == '__main__':`."
         )
     if jaxprs.tracing():
-        raise ConfigError(
+        raise UsageError(
             "jax_passing.init is called where JAX traces (jit, shard_map, vmap, grad): it would run once, while "
             "tracing. Call it outside, before the function that is traced is called."
         )
@@ -136,8 +136,10 @@ def init(
             if session.take_over(settings):
                 patches.install()
                 return session
+            of = session.settings
+            who = "without a switch" if of.switch is None else f"rank {session.rank} of job {of.job!r}"
             raise UsageError(
-                f"This process has a session (job {session.settings.job!r}, rank {session.rank}). Use "
+                f"This process has a session already ({who}), and a process has one at a time. Use "
                 "jax_passing.session.current(), or call its shutdown() first. If JAX's own collectives opened it, call "
                 "init before the first of them, or with the same settings."
             )
@@ -218,7 +220,9 @@ def _say_alone() -> None:
         )
     log.warning(
         "jax_passing.init: nothing names a switch or a number of hosts, so this host is the whole world, and its sums "
-        "go over its own devices. Set %sWORLD_SIZE=1 if that is what you want.",
+        "go over its own devices. Set %sWORLD_SIZE=1 if that is what you want. For several hosts start the program by "
+        "`jax-passing run` or by your launcher, and name the switch (%sSWITCH=HOST:PORT).",
+        config.PREFIX,
         config.PREFIX,
     )
 

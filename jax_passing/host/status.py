@@ -72,7 +72,8 @@ class SessionStatus:
 
     def __str__(self) -> str:
         at = f", at {','.join(self.switches)}" if self.switches else ""
-        who = f"rank {self.rank} of {self.world_size} in job {self.job!r}, epoch {self.epoch}{at}"
+        job = "without a switch" if not self.switches else f"in job {self.job!r}, epoch {self.epoch}{at}"
+        who = f"rank {self.rank} of {self.world_size} {job}"
         parts = [
             f"{who}: {counted(self.sums_completed, 'sum')}",
             f"{self.busy_gbit:.3g} Gbit/s",

@@ -129,13 +129,14 @@ std::optional<Failure> Equality::Difference(std::span<const int32_t> maxima) con
   std::vector<std::vector<uint32_t>> groups;
   for (auto& [digest, ranks] : by_digest) groups.push_back(std::move(ranks));
   return Failure{"ProgramMismatchError",
-                 site_name_ + ": hosts or devices hold different bits in what the program takes for equal on all: " +
+                 site_name_ +
+                     ": hosts or devices have different parameters, which the program takes for equal on all: " +
                      LeavesText(different) + ". Here " + WhoText(std::move(groups), mixed) +
                      ", so each would train a model of its own. Start with the same parameters on all hosts: from the "
                      "same random key or checkpoint, or with those of one device, by jax_passing.broadcast(params, "
                      "AXIS) under jax.shard_map. If they are meant to differ, as by the last bits on processors of "
                      "several kinds, jax_passing.init(check_equal=False) or JAX_PASSING_CHECK_EQUAL=false on all hosts "
-                     "leaves out this comparison"};
+                     "leaves out this comparison."};
 }
 
 bool Equality::IsDone(int64_t group, uint64_t session) const {

@@ -77,9 +77,10 @@ def summand(leaf: Any, axes: Axes, function: str, path: str, supported: Sequence
             )
         raise UnvaryingInputError(
             f"{what}, which is equal on all devices along {names}. If it is the gradient of parameters that are equal "
-            "on all devices, it has been summed over the devices already: use it as it is. For sums in large buckets "
-            f"beside the backward pass cast the parameters first, with params = jax_passing.pvary(params, {axes}), and "
-            "don't sum their gradients; for gradients of each device's own, with "
+            "on all devices, it has been summed over them already, on all hosts if the axis goes over these: use it as "
+            f"it is, or divided by jax_passing.axis_size({axes}) for the mean. For sums in large buckets beside the "
+            f"backward pass cast the parameters first, with params = jax_passing.pvary(params, {axes}), and don't sum "
+            "their gradients; for gradients of each device's own, with "
             f"jax.lax.pcast(params, {axes}, to='varying'). If it is another value, such as a learning rate, it needs "
             f"no {function}: leave it out of the tree, or, if each device's own copy is meant, cast it with "
             f"jax_passing.pvary(x, {axes})."

@@ -1,5 +1,6 @@
 """A host calls a switch, by the job's key if there is one, and tells its user what is wrong. This does no I/O."""
 
+import errno
 import logging
 import socket
 import ssl
@@ -80,6 +81,8 @@ class Contact(Caller):
                 )
             case socket.gaierror():
                 return OSError(f"the name {self.name.rpartition(':')[0]!r} can't be resolved: {error.strerror}")
+            case ConnectionRefusedError(errno=errno.ECONNREFUSED):  # asyncio's text has two addresses and "call failed"
+                return ConnectionRefusedError("connection refused: nothing listens there")
         return error
 
 
@@ -116,8 +119,10 @@ class Redial:
         self._until = outside.now() + deadline_s
         self._timer: Timer | None = None
         self._has_warned = False
+        self._before: Exception | None = None  # why the call before the last one failed
 
     def call(self) -> None:
+        self._is_cut = self._left_s < CONNECT_TIMEOUT_S
         self.contact = self._contact(timeout_s=max(0.01, min(CONNECT_TIMEOUT_S, self._left_s)))
 
     def failed(self, error: Exception) -> PassingError | None:
@@ -135,6 +140,9 @@ class Redial:
                     f"Something answers at {switch}, but it is no jax_passing switch ({error}). Check the address, and "
                     "that switch and hosts run the same version."
                 )
+        if self._is_cut and isinstance(error, TimeoutError) and self._before is not None:
+            error = self._before  # the deadline cut this call short, so that its timeout says nothing
+        self._before = error
         if self._left_s <= RETRY_S:
             return no_answer(switch, f"for {self._deadline_s:.1f} s", error)
         if not self._has_warned:

@@ -47,7 +47,8 @@ class ControlConnection:
                 self._received.put(error)
             case Lost(error) if self._is_once and not isinstance(error, PassingError):
                 switch = self._calls.contact.name
-                self._failed(SwitchUnreachableError(f"No switch answered at {switch} ({error})."))
+                advice = "Is one running, is the address right, and does a firewall let TCP pass?"
+                self._failed(SwitchUnreachableError(f"No switch answered at {switch} ({error}). {advice}"))
             case Lost(error):
                 if (problem := self._calls.failed(error)) is not None:
                     self._failed(problem)

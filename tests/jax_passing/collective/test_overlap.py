@@ -8,6 +8,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 import jax_passing
+from jax_passing.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -51,6 +52,16 @@ def test_aux_is_each_devices_own(check_vma):
     value, gradients, largest = jax.jit(jax.shard_map(step, mesh=mesh, check_vma=check_vma, **specs))(PARAMS, X, Y)
     same((value, gradients), jax.value_and_grad(loss)(PARAMS, X, Y))
     np.testing.assert_array_equal(largest, X.reshape(8, -1).max(1))
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_a_loss_that_returns_something_else_than_has_aux_says_is_refused(has_aux):
+    step = jax_passing.overlap(loss if has_aux else loss_and_aux, "d", has_aux=has_aux)
+    step = jax.shard_map(
+        step, mesh=jax.sharding.Mesh(jax.devices(), ("d",)), in_specs=(P(), P("d"), P("d")), out_specs=P()
+    )
+    with pytest.raises(UsageError, match=f"the loss function returns a .*, and has_aux is {has_aux}. Let it return"):
+        jax.jit(step)(PARAMS, X, Y)
 
 
 def test_pmap():

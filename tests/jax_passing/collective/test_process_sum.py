@@ -9,7 +9,6 @@ import pytest
 
 import jax_passing
 from jax_passing.errors import (
-    ConfigError,
     RankZeroError,
     UsageError,
 )
@@ -52,10 +51,10 @@ def test_process_sum_does_not_depend_on_the_mesh_that_is_set():
 
 def test_process_sum_and_barrier_in_traced_code():
     for transform in (jax.jit, jax.vmap, jax.grad):
-        with pytest.raises(ConfigError, match=r"process_sum is for values that are known.*use jax_passing\.psum"):
+        with pytest.raises(UsageError, match=r"process_sum is for values that are known.*use jax_passing\.psum"):
             transform(lambda x: x.sum() * jax_passing.process_sum(x))(jnp.ones(3) if transform is not jax.grad else 1.0)
     for f in (jax_passing.barrier, lambda: jax_passing.process_sum(1), lambda: jax_passing.on_rank_zero(int)):
-        with pytest.raises(ConfigError, match="here JAX traces"):
+        with pytest.raises(UsageError, match="here JAX traces"):
             jax.jit(f)()
 
 

@@ -87,6 +87,11 @@ def test_the_line_of_a_job_that_goes_well():
     )
 
 
+def test_the_line_of_a_host_without_a_switch():
+    with jax_passing.init() as session:
+        assert str(session.status()).startswith("rank 0 of 1 without a switch: 0 sums, ")
+
+
 def test_metrics_of_a_host(running):
     port = free_port()
     with jax_passing.init(running.address, rank=0, world_size=1, metrics=str(port)) as session:

@@ -47,7 +47,8 @@ TEST(Equality, NamesLeavesAndRanks) {
   ASSERT_TRUE(found);
   EXPECT_EQ(found->kind, "ProgramMismatchError");
   EXPECT_EQ(found->message.find("train.py:4:5 in step: "), 0u);
-  EXPECT_NE(found->message.find("equal on all: ['b'] float32[1]. Here rank 2 has others than ranks 0, 1, 3, so"),
+  EXPECT_NE(found->message.find("different parameters, which the program takes for equal on all: ['b'] float32[1]. "
+                                "Here rank 2 has others than ranks 0, 1, 3, so"),
             std::string::npos)
       << found->message;
 }

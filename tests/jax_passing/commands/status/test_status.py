@@ -43,7 +43,7 @@ def test_a_job_on_two_switches_on_one_screen(run):
 def test_a_switch_that_isnt_there(run):
     code, out = run("status", "127.0.0.1:1")
     assert code == 1
-    assert out.startswith("No switch answered at 127.0.0.1:1 (")
+    assert out.startswith("No switch answered at 127.0.0.1:1 (connection refused: nothing listens there). Is one ")
 
 
 def test_without_a_switch_it_says_how(run):
