@@ -83,7 +83,7 @@ class Star:
             slot_count=SLOTS,
             workers=[(machine, 1) for machine in machines],
             group=group,
-            reach=4 * SLOTS,
+            reach=6 * SLOTS,
             lanes_per_chunk=LANES,
         )
         return [self._add_host(job, rank, machine, group, numbers) for rank, machine in enumerate(machines)]

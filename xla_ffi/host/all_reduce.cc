@@ -49,14 +49,6 @@ void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
   if (log_.OnReady({.site = key.site, .execution = key.execution, .step = key.step}, elements)) dirty_ = true;
 }
 
-AllReduceStats AllReduce::stats() const {
-  AllReduceStats stats = stats_;
-  stats.round_trip_us = window_.round_trip_us();
-  stats.rto_us = window_.rto_us();
-  stats.window_chunks = window_.chunks();
-  return stats;
-}
-
 // ---------------------------------------------------------------- order
 
 void AllReduce::Issue(std::unique_ptr<SumPass> sum) {
@@ -64,9 +56,11 @@ void AllReduce::Issue(std::unique_ptr<SumPass> sum) {
   log_.Issue(std::move(sum));
 }
 
-// Rank 0 appends its sums' segments to the order, as far as the window reaches.
+// Rank 0 appends its sums' segments to the order, as far as the window reaches, but for a quarter: so the next small
+// sum finds room there, and goes ahead of what has its place and isn't sent yet.
 void AllReduce::PlaceIssued(int64_t now_us) {
-  while (order_.next_position() < window_.end()) {
+  const uint32_t kept_free = packets_.sharding().window() / 4;
+  while (order_.next_position() + kept_free < window_.end()) {
     const SumPass* sum = leader_.Next(order_, log_.sums(), now_us);
     if (sum == nullptr) break;
     const uint32_t segment = sum->next_segment();
@@ -89,6 +83,7 @@ void AllReduce::SpeculateAhead() {
 
 void AllReduce::AddEntry(const LogEntry& entry) {
   if (log_.empty()) window_.Advance(entry.first_position);
+  if (!log_.empty()) window_.OnGap(log_.back().entry.end_position(), entry.first_position);
   log_.Append(entry, packets_.DigestOf(entry));
 }
 
@@ -133,12 +128,6 @@ void AllReduce::OnTimer(int64_t now_us) {
   for (Driver* driver : drivers_) driver->Flush();
 }
 
-int64_t AllReduce::next_timer_us() const {
-  if (failure_) return INT64_MAX;
-  if (dirty_) return 0;
-  return std::min(window_.next_timer_us(), leader_.next_timer_us());
-}
-
 void AllReduce::ResendOverdue(int64_t now_us) {
   while (const auto position = window_.NextResend(now_us)) {
     const PlacedSegment& placed = log_.At(*position);
@@ -150,25 +139,32 @@ void AllReduce::ResendOverdue(int64_t now_us) {
 void AllReduce::SendNew(int64_t now_us) {
   uint64_t counted = window_.low();
   SlotWindow::Count in_flight_below;
-  for (auto entry = log_.to_send().begin(); entry != log_.to_send().end(); entry = log_.OnSent(entry)) {
+  bool is_full = false;  // for data that is sent in the order of positions
+  for (auto entry = log_.to_send().begin(); entry != log_.to_send().end();) {
     PlacedSegment& placed = log_.WithIndex(*entry);
     if (placed.entry.first_position >= window_.end()) break;
-    // Data is sent in the order of positions, so later segments wait as well. The wait is short, and for no other host:
-    // a sum starts when its first elements come, and the GPU copies one sum after the other.
+    // Later segments wait as well. The wait is short, and for no other host: a sum starts when its first elements come,
+    // and the GPU copies one sum after the other.
     if (!log_.Prepare(placed)) return;
     const Segment& segment = placed.segment();
     // A segment that guesses lies as a whole in every rank's window, so that its chunks can be skipped (protocol.md).
     if (segment.guesses() && !window_.CanSend(placed.entry.end_position() - 1)) return;
-    // Data waits until the job's exponents are known, or guesses them.
+    // Data waits until the job's exponents are known, or guesses them. Small sums go ahead of other data. Exponents of
+    // large ones don't: as they are shorter packets, they would cut its super-packets short.
     const uint32_t sendable = placed.exponents.known() ? segment.chunk_count() : segment.first_chunks();
+    bool has_room = true;
     for (; placed.next_chunk < sendable; ++placed.next_chunk) {
       const uint64_t position = placed.PositionOf(placed.next_chunk);
       in_flight_below += window_.InFlightBetween(counted, position);
       counted = position;
-      const bool has_room = (segment.guesses() && placed.next_chunk > 0) || window_.HasRoom(in_flight_below);
-      if (!window_.CanSend(position) || !has_room) return;  // nor any later one
+      has_room = segment.guesses() ? placed.next_chunk > 0 || window_.HasRoom(in_flight_below, /*goes_ahead=*/true)
+                                   : !is_full && window_.HasRoom(in_flight_below);
+      if (!window_.CanSend(position)) return;  // nor any later one
+      if (!has_room) break;
       window_.OnSent(position, now_us, SendChunk(placed, placed.next_chunk));
     }
+    is_full = is_full || !has_room;
+    entry = has_room ? log_.OnSent(entry) : std::next(entry);
   }
 }
 

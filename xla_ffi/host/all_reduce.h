@@ -105,7 +105,10 @@ class AllReduce {
   // Sends what can be sent and resends what is due.
   void OnTimer(int64_t now_us);
   // When OnTimer is due: 0 if at once, INT64_MAX if nothing waits.
-  int64_t next_timer_us() const;
+  int64_t next_timer_us() const {
+    if (failure_) return INT64_MAX;
+    return dirty_ ? 0 : std::min(window_.next_timer_us(), leader_.next_timer_us());
+  }
 
   // Returns this rank's first element that isn't finite, once, where job.check_nans asks for it. None if a result that
   // isn't came before: this rank may have made its own from that.
@@ -118,7 +121,14 @@ class AllReduce {
 
   bool idle() const { return log_.sums().empty(); }
   std::optional<Stall> OldestStall() const;
-  AllReduceStats stats() const;  // without busy_us
+  // Without busy_us.
+  AllReduceStats stats() const {
+    AllReduceStats stats = stats_;
+    stats.round_trip_us = window_.round_trip_us();
+    stats.rto_us = window_.rto_us();
+    stats.window_chunks = window_.chunks();
+    return stats;
+  }
   const SumTimes& times() const { return times_; }
 
  private:

@@ -65,7 +65,7 @@ class LiveSwitch:
             trees=self._parent is not None,
             multicast=self._has_group(),
             bare=welcome.bare,
-            reach=4 * welcome.slot_count if "too_far" in self._stranger.counters() else None,
+            reach=6 * welcome.slot_count if "too_far" in self._stranger.counters() else None,
             fresh_jobs=False,
         )
 

@@ -2,22 +2,22 @@
 
 S is the window of the job's hosts, N the number of its shards, R the length of a shard's turn
 (xla_ffi/host/window/sharding.h). A switch knows c, the furthest position to which all of its workers have contributed;
-at the start, where the job begins. A host sends p < low + S, where low is its first position without a result. How far
-can p be from c?
+at the start, where the job begins. A host sends p < low + S, where low is its first position without a result, or
+p < low + 3S if a gap begins below low + S. How far can p be from c?
 
 1. Every position below low is complete, or was skipped, or lies in a gap (docs/internals/protocol.md). A line of the
    order begins behind a gap of 2S positions at most, where rank 0 deviated. Skipped positions belong to a sum that
    guessed its exponents. It ends with at most 4 skipped positions, and the next one may begin with as many; in between
    is an exponent chunk, which is complete.
 2. One shard. Let z be the last complete position below low. All ranks contributed to it, so c >= z at every switch of a
-   tree. Behind it are at most 4 skipped positions and one gap: low <= z + 1 + 4 + 2S, so p <= z + 3S + 4. A sum guesses
-   only if S is at least 3, so for all powers of two p <= c + 4S.
+   tree. Behind it are at most 4 skipped positions and one gap: low <= z + 1 + 4 + 2S, so p <= z + 5S + 4. A sum guesses
+   only if S is at least 3, so for all powers of two p <= c + 6S.
 3. Several shards. Gaps are whole turns: 2S is a multiple of N R. So the positions that aren't in gaps take turns of R,
    whatever lines they belong to, and the last N R + R - 1 of them below low hold a whole turn of this shard. A sum that
    guesses has at most R positions (window_of_guesses in sharding.h), so it skips less than R/2, and fewer than R are
    skipped in a row. So one position of that turn, z, is complete. Behind it, up to low, are fewer than (N + 1) R of
    these positions, and at most as many gaps, as each stands ahead of a line's first position. So, as N R <= S and
-   R <= S/2, p < z + (N + 1) R (1 + 2S) - 2S + S <= z + 2S (N + 1) R + S/2 < z + 2S ((N + 1) R + 1).
+   R <= S/2, p < z + (N + 1) R (1 + 2S) - 2S + 3S <= z + 2S (N + 1) R + 5S/2 < z + 2S ((N + 1) R + 2).
 
 The same holds for contributions of rank 0's followers on a void prediction: they lie in their windows, too. What a rack
 completes of it makes c larger, and is no further ahead than its sender's low + S.
@@ -47,9 +47,9 @@ def reach(slot_count: int, shards: int) -> int:
     assert 1 <= shards <= SHARDS_MAX, shards
     window = max(slot_count, shards)
     if shards == 1:
-        return 4 * window
+        return 6 * window
     run = min(_longest_run(shards), window // shards)
-    return 2 * window * ((shards + 1) * run + 1)
+    return 2 * window * ((shards + 1) * run + 2)
 
 
 def reach_at_planes(slot_count: int, switches: int, planes: int, threads: int) -> int:

@@ -52,8 +52,8 @@ add_plant(a_stale_result_of_the_parent_counts switch/slot_pool.cc
   "if (held.empty || held.element_count != header.element_count) return drop(Verdict::kStale);")
 # The window's end is inline, so its callers are compiled anew.
 add_plant(a_window_one_too_wide host/window/slot_window.h
-  "return low_ + sharding_.window(); }"
-  "return low_ + sharding_.window() + 1; }"
+  "const uint64_t end = low_ + sharding_.window();"
+  "const uint64_t end = low_ + sharding_.window() + 1;"
   host/window/slot_window.cc host/all_reduce.cc)
 add_plant(elements_are_sent_before_they_come host/order/order_log.cc
   "if (!placed.sum->IsReady(segment)) return false;"

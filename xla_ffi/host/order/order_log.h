@@ -74,6 +74,7 @@ class OrderLog {
 
   bool empty() const { return entries_.empty(); }
   const PlacedSegment& front() const { return entries_.front(); }
+  const PlacedSegment& back() const { return entries_.back(); }
   // The entry that has this position; there must be one.
   PlacedSegment& At(uint64_t position);
   // The indices of the entries with a sum, in order, that have something to send: but those whose chunks were all sent,

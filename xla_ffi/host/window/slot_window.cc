@@ -27,7 +27,7 @@ constexpr ChunkLanes kNone{.up = false, .down = false};
 
 SlotWindow::SlotWindow(const Sharding& sharding, uint32_t ranks_at_port, uint32_t lanes_per_chunk)
     : sharding_(sharding),
-      chunks_(std::bit_ceil(sharding.window())),
+      chunks_(sharding.window()),
       in_flight_((chunks_.size() + kWordBits - 1) / kWordBits),
       paths_(sharding.shard_count()),
       congestion_(sharding.window(), ranks_at_port, lanes_per_chunk) {}
@@ -35,6 +35,13 @@ SlotWindow::SlotWindow(const Sharding& sharding, uint32_t ranks_at_port, uint32_
 void SlotWindow::Advance(uint64_t low) {
   assert(low >= low_);
   low_ = low;
+  while (!gaps_.empty() && gaps_.front().first < low) gaps_.pop_front();
+}
+
+void SlotWindow::OnGap(uint64_t first, uint64_t end) {
+  if (first == end) return;
+  assert(end - first == 2 * uint64_t{sharding_.window()});
+  gaps_.push_back({first, end});
 }
 
 void SlotWindow::OnSent(uint64_t position, int64_t now_us, ChunkLanes lanes) {
@@ -53,16 +60,22 @@ void SlotWindow::OnSent(uint64_t position, int64_t now_us, ChunkLanes lanes) {
 }
 
 void SlotWindow::Mark(uint64_t position, ChunkLanes lanes) {
-  const uint64_t at = position & (chunks_.size() - 1), bit = uint64_t{1} << at % kWordBits;
+  const uint64_t at = PlaceOf(position), bit = uint64_t{1} << at % kWordBits;
   Word& word = in_flight_[at / kWordBits];
   word.up = lanes.up ? word.up | bit : word.up & ~bit;
   word.down = lanes.down ? word.down | bit : word.down & ~bit;
 }
 
 SlotWindow::Count SlotWindow::InFlightBetween(uint64_t first, uint64_t end) const {
+  const bool has_gap = !gaps_.empty() && gaps_.front().first >= first && gaps_.front().first < end;
+  if (!has_gap) return CountBetween(first, end);
+  return CountBetween(first, gaps_.front().first) += CountBetween(gaps_.front().end, end);
+}
+
+SlotWindow::Count SlotWindow::CountBetween(uint64_t first, uint64_t end) const {
   Count count;
   while (first < end) {
-    const uint64_t at = first & (chunks_.size() - 1), skipped = at % kWordBits;
+    const uint64_t at = PlaceOf(first), skipped = at % kWordBits;
     const uint64_t bits = std::min({kWordBits - skipped, chunks_.size() - at, end - first});
     const auto counted = [&](uint64_t word) {
       return static_cast<uint32_t>(std::popcount(word >> skipped << (kWordBits - bits)));

@@ -28,8 +28,15 @@ class SlotWindow {
 
   // The first position without a result. Positions below it are done, or were skipped.
   uint64_t low() const { return low_; }
-  uint64_t end() const { return low_ + sharding_.window(); }
+  // A gap takes no slots, so the window goes on behind the first one.
+  uint64_t end() const {
+    const uint64_t end = low_ + sharding_.window();
+    return gaps_.empty() || gaps_.front().first >= end ? end : end + (gaps_.front().end - gaps_.front().first);
+  }
   void Advance(uint64_t low);
+  // Nothing has the positions from `first` on, below `end`: none, or twice the window, where rank 0 deviated (order.h).
+  // So what follows has the slots and versions that these would have had.
+  void OnGap(uint64_t first, uint64_t end);
 
   // Do the slots reach that far?
   bool CanSend(uint64_t position) const { return position >= low_ && position < end(); }
@@ -46,7 +53,11 @@ class SlotWindow {
   // May a chunk be sent if so many chunks below its position are in flight? Those above don't count: else ranks that
   // got their sums in different orders could fill their windows with different chunks, none of which all of them sent,
   // and wait for ever. The lowest chunk has none below it, so it can always be sent.
-  bool HasRoom(const Count& below) const { return std::max(below.up, below.down) < congestion_.chunks(); }
+  // What goes ahead of other data, a small sum, may exceed the window by a quarter.
+  bool HasRoom(const Count& below, bool goes_ahead = false) const {
+    const uint32_t chunks = congestion_.chunks();
+    return std::max(below.up, below.down) < (goes_ahead ? chunks + (chunks + 3) / 4 : chunks);
+  }
   // Counts from position `first` on, below `end`. Both lie in the window, or at its end.
   Count InFlightBetween(uint64_t first, uint64_t end) const;
   void OnSent(uint64_t position, int64_t now_us, ChunkLanes lanes = {});
@@ -54,11 +65,10 @@ class SlotWindow {
   // The position that a result's 32-bit sequence means, if that chunk is in flight. Inline: its result in memory would
   // wait for all stores of the last packet's elements.
   std::optional<uint64_t> InFlight(uint32_t sequence) const {
-    const uint32_t ahead = sequence - static_cast<uint32_t>(low_);
-    if (ahead >= sharding_.window()) return std::nullopt;
-    const Chunk& chunk = At(low_ + ahead);
-    if (chunk.position != low_ + ahead || chunk.state != State::kInFlight) return std::nullopt;
-    return chunk.position;
+    const uint64_t position = low_ + (sequence - static_cast<uint32_t>(low_));
+    const Chunk& chunk = At(position);
+    if (chunk.position != position || chunk.state != State::kInFlight) return std::nullopt;
+    return position;
   }
   // `in_order`: all ranks send such chunks in the order of positions, so later ones have their results later.
   void OnResult(uint64_t position, int64_t now_us, bool in_order = true);
@@ -110,8 +120,14 @@ class SlotWindow {
     uint32_t burst_left = 0;
   };
 
-  Chunk& At(uint64_t position) { return chunks_[position & (chunks_.size() - 1)]; }
-  const Chunk& At(uint64_t position) const { return chunks_[position & (chunks_.size() - 1)]; }
+  // Gaps are twice as long as the ring, so no two positions of the window have the same place.
+  size_t PlaceOf(uint64_t position) const {
+    const size_t size = chunks_.size();
+    return (size & (size - 1)) == 0 ? position & (size - 1) : position % size;
+  }
+  Chunk& At(uint64_t position) { return chunks_[PlaceOf(position)]; }
+  const Chunk& At(uint64_t position) const { return chunks_[PlaceOf(position)]; }
+  Count CountBetween(uint64_t first, uint64_t end) const;
   void Mark(uint64_t position, ChunkLanes lanes);
   Path& PathOf(uint64_t position) { return paths_[sharding_.ShardOf(position)]; }
   bool Waits(const Sent& sent) const;
@@ -151,7 +167,12 @@ class SlotWindow {
 
   const Sharding sharding_;
   uint64_t low_ = 0;
-  std::vector<Chunk> chunks_;  // a ring: a power of two, and at least the window
+  struct Gap {
+    uint64_t first = 0;
+    uint64_t end = 0;
+  };
+  std::deque<Gap> gaps_;       // that begin at `low_` or later
+  std::vector<Chunk> chunks_;  // a ring, as long as the window
   struct Word {
     uint64_t up = 0;
     uint64_t down = 0;

@@ -9,7 +9,7 @@ from support.switch.control import scenario
 
 @pytest.mark.parametrize(
     ("slots", "shards", "expected"),
-    [(1, 1, 4), (256, 1, 1024), (256, 2, 2 * 256 * (3 * 32 + 1)), (1024, 16, 2 * 1024 * (17 * 8 + 1))],
+    [(1, 1, 6), (256, 1, 1536), (256, 2, 2 * 256 * (3 * 32 + 2)), (1024, 16, 2 * 1024 * (17 * 8 + 2))],
 )
 def test_it_is_a_few_windows(slots, shards, expected):
     assert reach(slots, shards) == expected
@@ -17,7 +17,7 @@ def test_it_is_a_few_windows(slots, shards, expected):
 
 @pytest.mark.parametrize("slots", [1, 4, 64, 65536])
 def test_sequences_can_always_be_told_apart(slots):
-    assert all(4 * slots <= reach(slots, shards) < REACH_MAX / 4 for shards in range(1, SHARDS_MAX + 1))
+    assert all(6 * slots <= reach(slots, shards) < REACH_MAX / 4 for shards in range(1, SHARDS_MAX + 1))
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ async def test_packets_may_turn_out_shorter_than_this_switch_takes(switch):
     await switch.has(0, 1)
     (job,) = switch.data_plane.running.values()
     assert job.lanes_per_chunk == 2232
-    assert (job.slot_count, job.reach) == (32, 2 * 32 * (3 * 16 + 1))  # turns of as many short packets as fit
+    assert (job.slot_count, job.reach) == (32, 2 * 32 * (3 * 16 + 2))  # turns of as many short packets as fit

@@ -186,7 +186,7 @@ class Cluster {
   // As the control plane says it, of shards all of whose slots are used (jax_passing/switch/data_planes/reach.py).
   uint32_t Reach() const {
     const Sharding sharding(options_.shard_count, options_.slot_count, options_.lanes_per_chunk);
-    return 2 * sharding.window() * (options_.shard_count == 1 ? 2 : (options_.shard_count + 1) * sharding.run() + 1);
+    return 2 * sharding.window() * (options_.shard_count == 1 ? 3 : (options_.shard_count + 1) * sharding.run() + 2);
   }
 
   void AddRank(uint32_t rank) {

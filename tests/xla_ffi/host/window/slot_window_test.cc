@@ -29,6 +29,29 @@ TEST(SlotWindow, sendsNoFurtherThanTheSlotsReach) {
   EXPECT_FALSE(window.CanSend(17));
 }
 
+// A gap takes no slots, and leaves the ring's places to what follows, with three shards, too. The window has one gap.
+TEST(SlotWindow, goesOnBehindAGap) {
+  for (const uint32_t shards : {1u, 3u}) {
+    SlotWindow window({shards, 16});
+    const uint64_t all = shards * uint64_t{16}, first = 4, end = 4 + 2 * all;
+    Send(window, 0, first);
+    window.OnGap(first, end);
+    EXPECT_EQ(window.end(), end + all - first);
+    Send(window, end, window.end());
+    EXPECT_EQ(window.InFlight(1), 1u);
+    EXPECT_EQ(window.InFlight(static_cast<uint32_t>(end)), end);
+    EXPECT_EQ(window.InFlight(first), std::nullopt);
+    EXPECT_EQ(window.InFlightBetween(0, end).up, first);
+    EXPECT_EQ(window.InFlightBetween(0, end + 3).up, first + 3);
+    EXPECT_EQ(window.InFlightBetween(end, window.end()).up, all - first);
+    window.OnGap(end + 2, end + 2 + 2 * all);
+    EXPECT_EQ(window.end(), end + all - first);
+    for (uint64_t position = 0; position < first; ++position) window.OnResult(position, 100);
+    window.Advance(end);
+    EXPECT_EQ(window.end(), end + 3 * all);
+  }
+}
+
 // Results of the past, in order, duplicate, and of the future.
 TEST(SlotWindow, InFlight_pastInOrderDuplicateFuture) {
   SlotWindow window({1, 16});
