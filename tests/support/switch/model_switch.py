@@ -34,7 +34,7 @@ class ModelDataPlane:
         self._multicast, self._ring = multicast, ring
         self.lanes_per_chunk, self.whole_chunks = limits.lanes_per_chunk, limits.whole_chunks
         self.worker_limit, self.takes_bare = limits.worker_limit, limits.bare
-        self._switch, self._fault = Switch(replace(limits, reach=4 * SLOTS_PER_JOB)), fault
+        self._switch, self._fault = Switch(replace(limits, reach=6 * SLOTS_PER_JOB)), fault
         self._lock = threading.Lock()
         self._jobs = {}
         self._counts = dict.fromkeys(VERDICTS, 0)
