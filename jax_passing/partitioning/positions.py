@@ -1,20 +1,18 @@
 """Finds the positions where a model may be cut, and what keeps its slowest stage from being faster."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jax_passing.errors import UsageError
 from jax_passing.partitioning.cut import is_mark
-from jax_passing.partitioning.memory import Chain, Floats, Limits
+from jax_passing.partitioning.memory import Floats
 from jax_passing.partitioning.operations import CHECKPOINT, ScanTurn, holds_operations
-from jax_passing.partitioning.search import best_cuts, slowest_share, stage_s
+from jax_passing.partitioning.search import slowest_share
 from jax_passing.partitioning.stages import Slicer
 
 NOTABLE = 1.1  # times as long
-TRADED = 0.02  # of the slowest stage's time, for fewer bytes
 
 
 def legal_positions(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> NDArray[np.bool_]:
@@ -49,30 +47,6 @@ def notes_on(slicer: Slicer, max_live: int, stages: int, compute_s: Floats) -> t
     """Returns sentences on what keeps the slowest stage from being faster."""
     notes = (_held_back(slicer, max_live, stages, compute_s), _undivided(slicer, stages, compute_s))
     return tuple(filter(None, notes))
-
-
-def notes_on_bytes(chain: Chain, stages: int, limits: Limits, cuts: tuple[int, ...]) -> tuple[str, ...]:
-    """Returns a note if stages that are hardly slower would send at most half as much."""
-    if limits.imbalance or limits.remat or stages < 2:
-        return ()
-    trade = replace(limits, imbalance=TRADED)
-    others = best_cuts(chain, stages, trade)
-    sent, less = (sum(chain.cut_bytes[position] for position in each) for each in (cuts, others))
-    if 2 * less > sent:
-        return ()
-    slowest, slower = (
-        max(
-            stage_s(chain, limits, *pair, stages - 1 - number)
-            for number, pair in enumerate(itertools.pairwise((0, *each, len(chain.compute_s))))
-        )
-        for each in (cuts, others)
-    )
-    percent = 100 * (slower / slowest - 1)
-    longer = f"{percent:.1f} %" if percent >= 0.05 else "hardly"
-    return (
-        f"With imbalance={TRADED} stages would send {less / 1e6:.3g} MB in place of {sent / 1e6:.3g} MB of a "
-        f"microbatch, and the slowest one would take {longer} longer.",
-    )
 
 
 def _marked(slicer: Slicer) -> list[int]:
