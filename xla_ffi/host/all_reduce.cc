@@ -224,7 +224,7 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
     return drop();
   }
   wrong_results_.erase(*position);
-  is_for_group_ = (header.flags & wire::kFlagNoResult) != 0 || !window_.LeavesOut(*position);
+  last_result_ = window_.OwnResultOf(*position, /*is_header=*/(header.flags & wire::kFlagNoResult) != 0);
   window_.OnResult(*position, now_us, /*in_order=*/data && !placed.segment().guesses());
   dirty_ = true;
   ++placed.chunks_done;

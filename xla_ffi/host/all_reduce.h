@@ -28,6 +28,7 @@
 #include "host/sums/sum_times.h"
 #include "host/window/slot_window.h"
 #include "net/driver.h"
+#include "wire/group_watch.h"
 
 namespace passing {
 
@@ -95,9 +96,8 @@ class AllReduce {
   void OnReady(const SumKey& key, uint64_t elements);
   // Returns whether a sum waited for it.
   bool OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_t now_us);
-  // Is the result that it took last one that all ranks are sent alike, by a group if there is one? Lanes that others
-  // leave out may be sent to this rank alone.
-  bool is_for_group() const { return is_for_group_; }
+  // The result that it took last, if it was sent to this rank alone.
+  const wire::OwnResult& last_result() const { return last_result_; }
   // The reason why the job can't go on, if it can't. From then on nothing is sent or received; call Fail.
   const std::optional<Failure>& failure() const { return failure_; }
   // Returns the failure if the message makes no sense.
@@ -165,7 +165,7 @@ class AllReduce {
   std::unordered_map<uint64_t, uint32_t> wrong_results_;  // count of wrong results, by position in flight
   std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them
   std::string announcement_;
-  bool is_for_group_ = false;
+  wire::OwnResult last_result_;
   bool dirty_ = false;  // something happened that OnTimer may act on
   bool checks_nans_;    // until one was seen
   std::optional<NonFinite> first_non_finite_;

@@ -40,7 +40,7 @@ bool RankCore::OnPacket(uint32_t shard, std::span<const uint8_t> packet, bool by
   results_ += awaited;
   if (by_group) {  // also what isn't awaited: that a result is here, of which this rank needs the lanes
     group_watches_[shard].OnGroupResult();
-  } else if (awaited && sums_.is_for_group() && hears_group_[shard] && group_watches_[shard].OnOwnResult()) {
+  } else if (awaited && hears_group_[shard] && group_watches_[shard].OnOwnResult(sums_.last_result())) {
     on_event_(GroupLost{shard});
   }
   if (went_on && sums_.failure()) on_event_(*sums_.failure());

@@ -28,7 +28,8 @@ struct alignas(64) SlotPool::Version {
   bool complete = false;
   bool tagged = false;
   bool bare = false;  // nobody has added lanes: there are none
-  uint8_t padding[64 - 32 - wire::kHeaderBytes];
+  bool forwarded_again = false;
+  uint8_t padding[64 - 33 - wire::kHeaderBytes];
   uint8_t header[wire::kHeaderBytes];
 
   // In host order until all workers have been added, then in network order.

@@ -150,6 +150,7 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   if (held.empty || wire::SequenceBefore(held.sequence, header.sequence)) {
     held.empty = false;
     held.complete = false;
+    held.forwarded_again = false;
     held.sequence = header.sequence;
     held.element_count = header.element_count;
     held.lane_format = header.lane_format;
@@ -164,7 +165,10 @@ Action SlotPool::OnContribution(const wire::Header& header, std::span<const uint
   } else if ((held.bitmap & BitOf(header.worker)) != 0) {
     of_job.counter.OnAgain(header.worker);
     if (held.complete) return send(Verdict::kResend, SendTo::kWorker);
-    if (held.bitmap == all) return send(Verdict::kForwardedAgain, SendTo::kParent);
+    if (held.bitmap == all) {
+      held.forwarded_again = true;
+      return send(Verdict::kForwardedAgain, SendTo::kParent);
+    }
     return drop(Verdict::kDuplicate);
   } else {
     assert(!held.complete && held.bitmap != all);
@@ -224,6 +228,9 @@ Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::sp
   if (held.complete) return drop(Verdict::kDuplicate);
   // Nor does it leave out lanes that we have asked for.
   if ((header.flags & wire::kFlagNoResult) != 0 && held.no_result != all) return drop(Verdict::kStale);
+  const wire::OwnResult own{.is_for_all = !held.bare && held.no_result != all,
+                            .is_header = (header.flags & wire::kFlagNoResult) != 0,
+                            .was_asked_for = held.forwarded_again};
   held.complete = true;
   held.flags = header.flags & wire::kStickyFlags;
   held.bare = header.bare();
@@ -234,7 +241,9 @@ Action SlotPool::OnParentResult(Job& of_job, const wire::Header& header, std::sp
   out.epoch = job.epoch;
   out.slot = static_cast<uint16_t>(job.slot_first + slot);
   held.MakePacket(out, job.keys ? &job.keys->results : nullptr, wire::PositionNear(of_job.completed, header.sequence));
-  return ResultFor(SendTo::kEveryWorker, Verdict::kAnswered, of_job, wire::kEveryWorker, held);
+  Action action = ResultFor(SendTo::kEveryWorker, Verdict::kAnswered, of_job, wire::kEveryWorker, held);
+  action.own_result = own;
+  return action;
 }
 
 // `to` the parent it is our contribution. Else each worker is told what it needs: the result, or that it is here.

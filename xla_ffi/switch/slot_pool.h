@@ -13,6 +13,7 @@
 #include "net/address.h"
 #include "switch/job_counts.h"
 #include "switch/verdict.h"
+#include "wire/group_watch.h"
 #include "wire/header.h"
 #include "wire/packet_key.h"
 
@@ -33,6 +34,7 @@ struct Action {
   // These workers need no lanes of a result that goes to every worker. They may be sent `bare` in its place.
   uint64_t bare_workers = 0;
   std::span<const uint8_t> bare{};
+  wire::OwnResult own_result{};  // of the parent, if it sent that to this switch alone
 };
 
 // The job one level up. There this switch is one worker: it contributes the sums of its own workers.

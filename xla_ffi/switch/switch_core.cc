@@ -17,11 +17,6 @@ constexpr int kMaxCopies = 8;
 // port is idle. The hosts of a gather take turns, after no more chunks than this.
 constexpr uint32_t kLongestTurn = 512;
 
-// Where a header is for one worker, it goes there by itself, but one of so many to the group, so that nobody takes that
-// for lost.
-constexpr uint32_t kHeadersPerGroup = 16;
-static_assert(kHeadersPerGroup < wire::GroupWatch::kLostResults);
-
 }  // namespace
 
 SwitchCore::SwitchCore(uint32_t slot_count, std::function<void(const Outgoing&)> send)
@@ -51,7 +46,7 @@ Verdict SwitchCore::OnPacket(std::span<const uint8_t> packet, const Address& sou
     if (by_group) {
       parents_group.OnGroupResult();
     } else if (action.verdict == Verdict::kAnswered && route->second.ways.hears_parents_group) {
-      parents_group.OnOwnResult();
+      parents_group.OnOwnResult(action.own_result);
     }
   }
   if (action.to != SendTo::kNobody) {
@@ -63,7 +58,7 @@ Verdict SwitchCore::OnPacket(std::span<const uint8_t> packet, const Address& sou
 
 // A group hears whole results as soon as two workers need them, and its other workers hear them in vain: sent to each
 // by itself, they would pass a single link to all of them several times. Where no two workers share one, each gets what
-// it needs. The group hears of each result, or else often enough to tell that it is there.
+// it needs.
 void SwitchCore::Queue(const Action& action) {
   if (action.bare_workers == 0) {
     const bool to_one = action.to == SendTo::kWorker;
@@ -75,8 +70,7 @@ void SwitchCore::Queue(const Action& action) {
   if (has_group && std::popcount(others) > MostCopies(action)) return Queue(action, 0, action.packet);
   Queue(action, others, action.packet);
   const bool is_for_one = route.ways.ports_apart && std::has_single_bit(action.bare_workers);
-  const bool by_itself = has_group && is_for_one && route.headers++ % kHeadersPerGroup != 0;
-  Queue(action, has_group && !by_itself ? 0 : action.bare_workers, action.bare);
+  Queue(action, has_group && !is_for_one ? 0 : action.bare_workers, action.bare);
 }
 
 // How many workers are sent such a result each by itself.

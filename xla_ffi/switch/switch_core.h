@@ -69,7 +69,6 @@ class SwitchCore {
     std::vector<Address> workers;
     ResultWays ways;
     wire::GroupWatch parents_group{};
-    uint32_t headers = 0;      // of results that workers were sent, each by itself
     uint64_t bare = 0;         // the workers that needed no lanes of the last such result,
     uint32_t bare_in_row = 0;  // and of how many before it
   };

@@ -17,7 +17,9 @@ namespace passing {
 namespace {
 
 RankOptions OptionsOf(double warn_s = 5, double deadline_s = 60) {
-  return {.job = {.world_size = 2, .shards = {{.job = 3, .epoch = 7, .name = "switch 0"}}, .slots_per_shard = 16},
+  return {.job = {.world_size = 2,
+                  .shards = {{.job = 3, .epoch = 7, .name = "switch 0", .bare = true}},
+                  .slots_per_shard = 16},
           .warn_s = warn_s,
           .deadline_s = deadline_s};
 }
@@ -28,14 +30,14 @@ class Rank {
   explicit Rank(const RankOptions& options, bool hears_group = false)
       : core(options, {&driver_}, {hears_group}, [this](RankEvent event) { events_.push_back(std::move(event)); }) {}
 
-  void Start(uint32_t execution, int64_t now_us) {
-    core.Start({.key = {.site = 1, .execution = execution},
-                .spec = shape_,
-                .inputs = {&element_},
-                .outputs = {&element_},
-                .done = [this](const Failure* failure) { outcomes.push_back(failure ? failure->kind : ""); }},
-               now_us);
-    core.OnTimer(now_us);
+  void Start(uint32_t execution, int64_t now_us) { Start(summed_, execution, {}, now_us); }
+  // Nobody else has a row, so this rank needs no lanes of the result.
+  void StartGather(uint32_t execution, int64_t now_us) { Start(gathered_, execution, {true, true}, now_us); }
+  // Waits until the packet that was sent first is sent again. Returns when.
+  int64_t AskAgain(int64_t now_us) {
+    while (sent_.size() < 2) core.OnTimer(now_us = std::max(now_us, core.next_timer_us()));
+    sent_.erase(sent_.begin() + 1, sent_.end());
+    return now_us;
   }
   // The switch's answer to the packet that was sent first; returns whether a sum waited for it.
   bool Answer(int64_t now_us, bool by_group = false) {
@@ -45,6 +47,8 @@ class Rank {
     EXPECT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
     header.type = wire::PacketType::kResult;
     header.worker = wire::kEveryWorker;
+    if ((header.flags & wire::kFlagNoResult) != 0) header.flags |= wire::kFlagBare;
+    packet.resize(header.packet_bytes());
     wire::Encode(header, packet.data());
     return core.OnPacket(0, packet, by_group, now_us);
   }
@@ -63,9 +67,22 @@ class Rank {
   std::vector<std::string> outcomes;  // of the sums that are done; empty if they succeeded
 
  private:
-  const std::shared_ptr<const SumSpec> shape_ =
+  void Start(std::shared_ptr<const SumSpec> spec, uint32_t execution, std::vector<bool> own_rows, int64_t now_us) {
+    core.Start({.key = {.site = 1, .execution = execution},
+                .spec = std::move(spec),
+                .inputs = {elements_},
+                .outputs = {elements_},
+                .done = [this](const Failure* failure) { outcomes.push_back(failure ? failure->kind : ""); },
+                .own_rows = std::move(own_rows)},
+               now_us);
+    core.OnTimer(now_us);
+  }
+
+  const std::shared_ptr<const SumSpec> summed_ =
       std::make_shared<SumSpec>(SumSpec{.site_name = "site 1", .dtype = DType::kInt32, .leaf_elements = {1}});
-  int32_t element_ = 1;
+  const std::shared_ptr<const SumSpec> gathered_ = std::make_shared<SumSpec>(
+      SumSpec{.site_name = "site 1", .dtype = DType::kInt32, .leaf_elements = {2}, .moves = Moves::kGather});
+  int32_t elements_[2] = {1, 2};
   std::vector<std::vector<uint8_t>> sent_;
   FakeDriver driver_{[this](std::vector<uint8_t> packet) { sent_.push_back(std::move(packet)); }};
   std::vector<RankEvent> events_;
@@ -136,6 +153,27 @@ TEST(RankCore, onPacket_noticesThatAGroupIsLost) {
   EXPECT_FALSE(rank.Await<GroupLost>(0, 0));
   for (int i = 0; i < 100; ++i) sum(alone, /*by_group=*/false);
   EXPECT_FALSE(alone.Await<GroupLost>(0, 0));
+}
+
+// Switches send headers to one rank alone, whether it asked or not. Only those show something that it had to ask for.
+TEST(RankCore, onPacket_noticesThatAGroupIsLostByHeaders) {
+  Rank rank(OptionsOf(), /*hears_group=*/true);
+  uint32_t execution = 0;
+  int64_t now_us = 0;
+  const auto gathers = [&](int count, bool asks_again) {
+    for (int i = 0; i < count; ++i) {
+      rank.StartGather(execution++, now_us);
+      if (asks_again) now_us = rank.AskAgain(now_us);
+      EXPECT_TRUE(rank.Answer(now_us));
+    }
+  };
+  gathers(100, /*asks_again=*/false);
+  gathers(1023, /*asks_again=*/true);
+  gathers(1, /*asks_again=*/false);
+  gathers(1023, /*asks_again=*/true);
+  EXPECT_FALSE(rank.Await<GroupLost>(now_us, now_us));
+  gathers(1, /*asks_again=*/true);
+  EXPECT_TRUE(rank.Await<GroupLost>(now_us, now_us));
 }
 
 // Numbers that a switch sends at the join must not stop the process.

@@ -119,15 +119,14 @@ TEST(SwitchCore, lanesGoToTheWorkersThatNeedThem) {
   }
 }
 
-// Each worker behind a port of its own is sent what it needs, up to eight copies, and the group hears of it often
-// enough.
+// Each worker behind a port of its own is sent what it needs, up to eight copies.
 TEST(SwitchCore, whoIsBehindAPortOfItsOwnHearsNothingInVain) {
   for (const uint16_t workers : {3, 9, 10}) {
     Switch one;
     ResultWays ways{.group = MulticastGroup{.group = AddressOf(91, 0), .from = kOwn[0]}, .ports_apart = true};
     one.core.AddJob(MakeJob(3, workers), ways);
-    uint32_t by_group = 0, alone = 0;
-    for (uint32_t i = 0; i < wire::GroupWatch::kLostResults; ++i) {
+    uint32_t headers = 0;
+    for (uint32_t i = 0; i < 64; ++i) {
       for (uint16_t worker = 0; worker < workers; ++worker) {
         one.Take(AtSequence(9 + 16 * i, With(From(worker), [&](wire::Header& header) {
                               if (worker == 1) header.flags = wire::kFlagNoResult;
@@ -135,16 +134,12 @@ TEST(SwitchCore, whoIsBehindAPortOfItsOwnHearsNothingInVain) {
       }
       for (const Sent& each : one.Flush()) {
         const bool is_header = each.bytes.size() == wire::kHeaderBytes;
-        EXPECT_EQ(each.by_group && !is_header, workers == 10);
-        if (is_header) {
-          ++(each.by_group ? by_group : alone);
-        } else {
-          EXPECT_EQ(each.workers.size(), workers == 10 ? 10u : workers - 1u);
-        }
+        EXPECT_EQ(each.by_group, workers == 10);
+        EXPECT_EQ(each.workers.size(), is_header ? 1u : workers == 10 ? 10u : workers - 1u);
+        headers += is_header;
       }
     }
-    EXPECT_EQ(by_group, workers == 10 ? 0u : wire::GroupWatch::kLostResults / 16);
-    EXPECT_EQ(by_group + alone, workers == 10 ? 0u : wire::GroupWatch::kLostResults);
+    EXPECT_EQ(headers, workers == 10 ? 0u : 64u);
 
     // A worker that needs nothing for long, as the root of a broadcast, has an idle port.
     std::vector<Sent> last;
@@ -250,6 +245,39 @@ TEST(SwitchCore, sumsGoToTheParentWhoseGroupIsWatched) {
   sum(/*by_group=*/false);
   EXPECT_FALSE(one.core.HearsParentsGroup(3));
   EXPECT_TRUE(one.core.HearsParentsGroup(4));  // no such job
+}
+
+// Whole results and headers may come to this switch alone, as the group has no part in them. But headers that it had to
+// ask for again show that the group is lost.
+TEST(SwitchCore, resultsOfTheParentForWhichItDidNotAskShowNothing) {
+  Switch one;
+  one.core.AddJob(MakeChildJob(), {.hears_parents_group = true});
+  uint32_t sequence = 8;
+  const auto sum = [&](uint8_t flags, uint8_t flags_of_result, bool asks_again) {
+    const auto at = [&](Packet packet, uint16_t slot_first, uint8_t has_flags) {
+      return With(std::move(packet), [&](wire::Header& header) {
+        header.slot = static_cast<uint16_t>(slot_first + sequence % 4);
+        header.version = sequence / 4 % 2;
+        header.sequence = sequence;
+        header.flags = has_flags;
+      });
+    };
+    for (const uint16_t worker : {0, 1}) one.Take(at(From(worker), 0, flags));
+    if (asks_again) {
+      EXPECT_EQ(one.Take(at(From(0), 0, flags)), Verdict::kForwardedAgain);
+    }
+    const std::vector<uint8_t> answer = Bytes(at(FromParent(), 40, flags_of_result));
+    EXPECT_EQ(one.core.OnPacket(answer, kParentAddress, /*by_group=*/false), Verdict::kAnswered);
+    one.Flush();
+    ++sequence;
+  };
+  constexpr uint8_t kHeader = wire::kFlagBare | wire::kFlagNoResult;
+  for (int i = 0; i < 100; ++i) sum(wire::kFlagBare, 0, /*asks_again=*/true);  // lanes that others leave out
+  for (int i = 0; i < 100; ++i) sum(wire::kFlagNoResult, kHeader, /*asks_again=*/false);
+  for (int i = 0; i < 1023; ++i) sum(wire::kFlagNoResult, kHeader, /*asks_again=*/true);
+  EXPECT_TRUE(one.core.HearsParentsGroup(3));
+  sum(wire::kFlagNoResult, kHeader, /*asks_again=*/true);
+  EXPECT_FALSE(one.core.HearsParentsGroup(3));
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "host/window/congestion_window.h"
 #include "host/window/round_trip.h"
 #include "host/window/sharding.h"
+#include "wire/group_watch.h"
 
 namespace passing {
 
@@ -73,8 +74,11 @@ class SlotWindow {
   // `in_order`: all ranks send such chunks in the order of positions, so later ones have their results later.
   void OnResult(uint64_t position, int64_t now_us, bool in_order = true);
   bool Done(uint64_t position) const;
-  // Does the chunk, which is in flight, leave out lanes on some way?
-  bool LeavesOut(uint64_t position) const { return At(position).leaves_out; }
+  // Returns what the result of this chunk, which is in flight, shows if it comes to this rank alone.
+  wire::OwnResult OwnResultOf(uint64_t position, bool is_header) const {
+    const Chunk& chunk = At(position);
+    return {.is_for_all = !chunk.leaves_out, .is_header = is_header, .was_asked_for = chunk.resent};
+  }
   // No rank needs this position's result any more, whether or not it was sent.
   void Skip(uint64_t position);
 
