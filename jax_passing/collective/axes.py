@@ -95,8 +95,23 @@ def extent(axis_name: Any) -> Extent:
     if not over_hosts and not scope.alone and jax.process_count() == 1:
         if not scope.axis_names:
             raise ConfigError(undeclared(axes))
-        inside.stayed(f"what jax_passing does over {', '.join(map(repr, axes))} at {here()}", doubtful=True)
+        _say_if_inside(axes, scope)
     return Extent(axes, over_hosts, scope)
+
+
+def _say_if_inside(axes: Axes, scope: scopes.Scope) -> None:
+    """Notes that axes stay inside this host, and warns of it if none is in scope that goes on over all: in a program of
+    several axes one of them may be meant, in any other one the axis was probably given another name than `init` was."""
+    what = f"jax_passing's collective over {', '.join(map(repr, axes))} at {here()}"
+    inside.stayed(what, doubtful=True)
+    if any(map(named_axes.axis_exists, scope.axis_names)):
+        return
+    names = " or ".join(map(repr, scope.axis_names))
+    inside.warn_of(
+        what,
+        f"as init(axis_name=...) declares {names}, which is not in scope here. Give the axis that name, or declare it "
+        "in init. If this host's devices alone are meant, jax.lax has the same collectives.",
+    )
 
 
 def require_session(along: Extent, function: str) -> None:

@@ -58,6 +58,6 @@ def _say(name: str, bound: Sequence[Any], over: Sequence[Any]) -> None:
     )
     inside.warn_of(
         what,
-        f"{instead} If this host's devices alone are meant, name the axis otherwise, or put "
-        "`with jax_passing.per_host_gradients():` around the call.",
+        f"though init(axis_name=...) declares that the axis goes on over all. {instead} If this host's devices alone "
+        "are meant, name the axis otherwise, or put `with jax_passing.per_host_gradients():` around the call.",
     )

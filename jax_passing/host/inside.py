@@ -37,12 +37,9 @@ def stayed(what: str, *, doubtful: bool) -> None:
         log.info("%s stays inside this host", what)
 
 
-def warn_of(what: str, remedy: str) -> None:
-    """Warns of a collective that stays inside, though its axis continues over the hosts."""
-    warn_in_users_line(
-        InsideHostWarning,
-        f"{what} stays inside this host, though init(axis_name=...) declares that the axis goes on over all. {remedy}",
-    )
+def warn_of(what: str, why: str) -> None:
+    """Warns of a collective that stays inside, though it may have been meant to go over the hosts."""
+    warn_in_users_line(InsideHostWarning, f"{what} stays inside this host, {why}")
 
 
 def end(who: str, axis_names: tuple[str, ...], sums: int) -> None:

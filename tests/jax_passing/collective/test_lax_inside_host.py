@@ -86,7 +86,7 @@ def test_what_is_right_is_silent(several_hosts, monkeypatch):
     with jax_passing.per_host_gradients():
         assert not warned(several)
     assert not warned(lambda x: (jax_passing.pmean(x, "d"), jax_passing.axis_index("d"), jax_passing.pmax(x, "d")))
-    assert not said(traced, lambda x: jax.lax.psum(x, "e") + jax_passing.psum(x, "e"), "e")
+    assert not said(traced, lambda x: jax.lax.psum(x, "e"), "e")
     with pytest.raises(NameError):  # which of two axes there is, some libraries try
         assert not said(traced, lambda x: jax.lax.axis_index("d"), "e")
     # JAX itself calls collectives in derivatives.
@@ -131,10 +131,18 @@ def test_a_session_ends_with_a_warning_if_only_an_undeclared_axis_is_summed(seve
     assert not said(traced, lambda x: jax.lax.psum(x, "e"), "e")  # may well be meant
     assert not said(inside.end, "rank 0 of 2", ("d", "i"), 5)
 
-    traced(lambda x: jax_passing.psum(x, "e"), "e")
+    def step(x):
+        return jax_passing.psum(x, "e")
+
+    (undeclared,) = said(traced, step, "e")
+    assert (undeclared.filename, undeclared.lineno) == (__file__, step.__code__.co_firstlineno + 1)
+    assert "inside this host, as init(axis_name=...) declares 'd' or 'i', which is not in" in str(undeclared.message)
+    # Beside an axis that goes on over all hosts it may well be meant.
+    assert not said(traced, jax.vmap(lambda x: jax_passing.psum(x, "e"), axis_name="e"))
+
     (ended,) = said(inside.end, "rank 0 of 2", ("d", "i"), 5)
     assert "only process_sum, barrier or on_rank_zero went over the hosts" in str(ended.message)
     assert "declares 'd', 'i'. What stayed inside this host: jax.lax.psum over 'e' at test" in str(ended.message)
-    assert "; what jax_passing does over 'e' at test_lax_inside_host.py:" in str(ended.message)
+    assert "; jax_passing's collective over 'e' at test_lax_inside_host.py:" in str(ended.message)
 
     assert not said(inside.end, "rank 0 of 2", ("d", "i"), 6)  # one more, of a program
