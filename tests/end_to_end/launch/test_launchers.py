@@ -122,9 +122,11 @@ def test_the_hosts_of_a_jobset(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (Debian: openmpi-bin)")
 def test_mpirun(cluster: Cluster, tmp_path: Path) -> None:
-    """The line of the page for one machine, with a third process."""
-    (line,) = (block.text for block in blocks(PAGE) if "mpirun -np 2" in block.text)
-    line = line.replace("-np 2", "-np 3").replace("127.0.0.1:7171", cluster.switch.address)
+    """The line of the page, on one machine."""
+    (line,) = (block.text for block in blocks(PAGE) if "mpirun --host" in block.text)
+    here = line.replace("--host node0,node1,node2 --map-by node", "-np 3 --oversubscribe")
+    assert here != line
+    line = here.replace("10.0.0.1:7171", f"{cluster.switch.address} -x JAX_PLATFORMS=cpu")
     shutil.copy(PROGRAMS / "sums/ranks.py", tmp_path / "train.py")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     line = line.replace("mpirun", "mpirun --allow-run-as-root")  # what the page says of containers
