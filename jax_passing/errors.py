@@ -141,6 +141,14 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def rate(gbit: float) -> str:
+    """Writes "9.4 Gbit/s", "88.6 Mbit/s" or "0.9 kbit/s"."""
+    for unit, times in (("G", 1), ("M", 1e3)):
+        if gbit * times >= 1:
+            return f"{gbit * times:.3g} {unit}bit/s"
+    return f"{gbit * 1e6:.3g} kbit/s"
+
+
 def printable(text: str) -> str:
     """Escapes characters by which what strangers say could begin a line of its own, or move the terminal's cursor."""
     return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jax_passing.config import address_text
-from jax_passing.errors import Failure, counted
+from jax_passing.errors import Failure, counted, rate
 from jax_passing.host.stats import busy_gbit, busy_share
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SessionStatus:
         who = f"rank {self.rank} of {self.world_size} {job}"
         parts = [
             f"{who}: {counted(self.sums_completed, 'sum')}",
-            f"{self.busy_gbit:.3g} Gbit/s",
+            rate(self.busy_gbit),
             f"{self.busy_share:.0%} of the time in sums",
             counted(self.resends, "resend"),
         ]

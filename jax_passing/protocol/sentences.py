@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from jax_passing.errors import counted, names, printable
+from jax_passing.errors import counted, names, printable, rate
 from jax_passing.protocol.overview import Document
 
 WHY_SHOWN = 200  # characters
@@ -97,7 +97,7 @@ def _rate(job: Document) -> str:
     share = job["line_rate_share"]
     of_line = f" ({share:.0%} of the line rate)" if share is not None else ""
     return (
-        f"Goodput: {job['goodput_gbit']:.3g} Gbit/s{of_line}. In the last {duration(job['minute_s'])}: "
+        f"Goodput: {rate(job['goodput_gbit'])}{of_line}. In the last {duration(job['minute_s'])}: "
         f"{counted(job['chunks'], 'chunk')}, {counted(job['resends'], 'resend')}. On their way: "
         f"{counted(job['chunks_waiting'], 'chunk')}."
     )

@@ -51,7 +51,7 @@ def test_a_host_that_waits_says_for_what_and_where(running):
     assert "sessions.py:" in status.oldest.source
     assert 0 <= status.oldest.waited_s < 60
     assert 0 < status.busy_share <= 1
-    text = rf"rank 0 of 2 in job 'test', epoch {session.epoch}, at {running.address}: 0 sums, 0 Gbit/s, "
+    text = rf"rank 0 of 2 in job 'test', epoch {session.epoch}, at {running.address}: 0 sums, 0 kbit/s, "
     assert re.match(re.escape(text) + r"\d+% of the time in sums, \d+ resends\. Of 1 under way", str(status))
     other.lose_switch()
     until(lambda: session.error)
@@ -82,7 +82,7 @@ def test_the_line_of_a_job_that_goes_well():
         oldest=WaitingSum("train.py:31 (grads)", 400, 0, 0.14),
     )
     assert str(status) == (
-        "rank 2 of 4 in job 'train', epoch 7, at a:1,b:1: 48 sums, 0.912 Gbit/s, 31% of the time in sums, "
+        "rank 2 of 4 in job 'train', epoch 7, at a:1,b:1: 48 sums, 912 Mbit/s, 31% of the time in sums, "
         "12 resends. Of 3 under way, the oldest is train.py:31 (grads) (execution 400, step 0), for 0.1 s."
     )
 
