@@ -16,6 +16,7 @@ from jax.interpreters import mlir
 from jax_passing import _native
 from jax_passing.collective.lowering.gpu import in_host, start_and_done
 from jax_passing.collective.primitives import hold, passing_psum
+from jax_passing.collective.runtime import platforms
 
 
 def as_on_gpu(driver: str) -> None:
@@ -27,6 +28,7 @@ def as_on_gpu(driver: str) -> None:
     _native.set_cuda_devices([(device.id, device.id) for device in devices], first_device_id=devices[0].id)
     for each in (passing_psum.passing_psum_p, passing_psum.passing_psum_invariant_p):
         mlir.register_lowering(each, start_and_done.lower_on_gpu, platform="cpu", cacheable=False)
+    platforms.by_ffi_on_cpu = lambda _: False  # gathers are sums of rows
     in_host.WORTH_BYTES = 0
     scatter = in_host.scatter
 
