@@ -29,11 +29,13 @@ def block(language: str, part: str) -> str:
 PROGRAM = block("python", "jax_passing.overlap")
 SWITCH, *HOSTS = block("bash", "jax-passing switch").splitlines()
 ONE_MACHINE, BY_SSH = block("bash", "jax-passing run").splitlines()
-# tests/jax_passing/partitioning/test_plan.py runs the one that needs examples/models, and compares what it prints.
+# tests/jax_passing/partitioning/test_plan.py runs the one that needs examples/models, and compares what it prints;
+# tests/clusters/test_ray.py has Ray.
+ELSEWHERE = ("from models ", "from ray")
 ALL_PROGRAMS = [
     pytest.param(one, marks=[pytest.mark.smoke] if one.text == PROGRAM else [])
     for one in blocks()
-    if one.is_program and "from models " not in one.text
+    if one.is_program and not any(part in one.text for part in ELSEWHERE)
 ]
 (WEIGHTS,) = re.findall("Each host prints `(.*)`", README.read_text())
 

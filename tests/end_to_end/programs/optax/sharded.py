@@ -58,14 +58,9 @@ def rows(step: int, session: jax_passing.Session, params: Any = PARAMS) -> Any:
 
 
 def total(step: int, params: Any = PARAMS) -> Any:
+    """Returns float64, in which sums are exact."""
     every = exact_gradients(step, range(DEVICES_MAX), params)
     return jax.tree.map(lambda each: each.astype(np.float64).sum(0), every)
-
-
-def mean(step: int, devices: int, params: Any = PARAMS) -> Any:
-    """Returns what a sum that is exact is divided to, by the same operation."""
-    divided = jax.jit(lambda tree: jax.tree.map(lambda each: each / devices, tree))
-    return divided(jax.tree.map(lambda each, p: each.astype(p.dtype), total(step, params), params))
 
 
 def mapped(optimizer: Any, state: Any, given: Any) -> Any:
@@ -93,9 +88,14 @@ def sgd(session: jax_passing.Session) -> None:
     optimizer = sharded(inner, "d", mesh)
     whole, state, parts = inner.init(PARAMS), optimizer.init(PARAMS), deal(PARAMS, "d", mesh)
     step, of_parts = mapped(optimizer, state, PARAMS), mapped(optimizer, state, parts)
-    update = jax.jit(inner.update)
+    devices = session.world_size * local
+
+    @jax.jit  # with the division, whose product with 1 / devices XLA may fuse with a sum of the update
+    def update(sums: Any, state: Any) -> tuple[Any, Any]:
+        return inner.update(jax.tree.map(lambda each: each / devices, sums), state)
+
     for number in range(STEPS):
-        expected, whole = update(mean(number, session.world_size * local), whole)
+        expected, whole = update(jax.tree.map(lambda each, p: each.astype(p.dtype), total(number), PARAMS), whole)
         if number % 2:
             updates, state = step(rows(number, session), state, PARAMS)
         else:

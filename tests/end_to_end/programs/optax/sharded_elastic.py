@@ -4,6 +4,7 @@ Hosts keep a copy of the whole state every few steps. When one leaves without a 
 the last copy anew, and come to the bits of a training in which so many hosts took each step.
 """
 
+import functools
 import os
 import sys
 from typing import Any
@@ -39,11 +40,15 @@ def bits(tree: Any) -> list[bytes]:
 def expected(hosts: list[int]) -> Any:
     """Returns the parameters after so many hosts have taken each step, by whole arrays, and the optimizer's state."""
     params, state = PARAMS, inner.init(PARAMS)
-    mean = jax.jit(lambda rows, count: jax.tree.map(lambda each: each / count, rows), static_argnums=1)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def update(sums: Any, state: Any, count: int) -> tuple[Any, Any]:
+        return inner.update(jax.tree.map(lambda each: each / count, sums), state)
+
     for number, count in enumerate(hosts):
         rows = exact_gradients(number, range(count * local))
         sums = jax.tree.map(lambda each: each.astype(np.float32).sum(0).astype(each.dtype), rows)
-        updates, state = jax.jit(inner.update)(mean(sums, count * local), state)
+        updates, state = update(sums, state, count * local)
         params = jax.jit(optax.apply_updates)(params, updates)
     return params, state
 
