@@ -9,9 +9,9 @@ namespace {
 // message to every host and a drained pipeline, which takes about as long.
 constexpr int64_t kDeviateGraceUs = 500;
 
-// For each segment that a sum has left, this many segments of other sums may overtake it. Beyond that, rank 0 deviates
-// from the job's history, unless the overtaking sum is nearly done. At 1 Gbit/s a segment takes 0.8 ms, about what
-// deviating costs.
+// For each segment that a sum has left, this many segments of other sums may overtake it, and one if it has but one in
+// all. Beyond that, rank 0 deviates from the job's history, unless the overtaking sum is nearly done. At 1 Gbit/s a
+// segment takes 0.8 ms, about what deviating costs; sums of many segments would do so again and again.
 constexpr uint64_t kPatienceSegments = 4;
 
 // The sum that has the predicted segment, if that segment is the sum's next one and ready; else null.
@@ -25,7 +25,8 @@ SumPass* Expected(const SegmentId& predicted, const SumsInFlight& sums) {
 bool IsImpatient(const SumPass& shortest, const SumPass& expected, const Order& order, const SumsInFlight& sums) {
   if (order.in_turns() && sums.Find(order.last().id) == &shortest) return false;
   const uint64_t patience = kPatienceSegments * shortest.segments_left();
-  return sums.PlacedSince(shortest) >= patience && expected.segments_left() >= patience;
+  const uint64_t overtaken = shortest.plan().segment_count() == 1 ? 1 : patience;
+  return sums.PlacedSince(shortest) >= overtaken && expected.segments_left() >= patience;
 }
 
 // Returns a sum that takes turns with `expected`, which goes on: one that loads the other direction of the links.

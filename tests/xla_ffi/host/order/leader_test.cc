@@ -121,20 +121,26 @@ TEST_F(LeaderTest, placesWhatIsThere) {
   EXPECT_EQ(PlaceAll(1500), "11");
 }
 
-// Behind a large sum that history continues, a small one waits for four segments.
+// Behind a large sum that history continues, a sum of one segment waits for one, others for four for each of their own.
 TEST_F(LeaderTest, patienceEnds) {
   SumPass& large = Issue(1, 20);
   for (int i = 0; i < 2; ++i) Place(large);
   Issue(2, 1);
-  EXPECT_EQ(PlaceAll(), "1111211111111111111");
+  EXPECT_EQ(PlaceAll(), "1211111111111111111");
+}
+TEST_F(LeaderTest, patienceGrowsWithASum) {
+  SumPass& large = Issue(1, 20);
+  for (int i = 0; i < 2; ++i) Place(large);
+  Issue(2, 2);
+  EXPECT_EQ(PlaceAll(), "11111111221111111111");
 }
 
 // If little is left of the large sum, the small one waits for all of it.
 TEST_F(LeaderTest, patienceLastsWhileLittleIsLeft) {
-  SumPass& large = Issue(1, 8);
+  SumPass& large = Issue(1, 6);
   for (int i = 0; i < 2; ++i) Place(large);
   Issue(2, 1);
-  EXPECT_EQ(PlaceAll(), "1111112");
+  EXPECT_EQ(PlaceAll(), "11112");
 }
 
 }  // namespace
