@@ -167,7 +167,8 @@ class Machine:
         self._ports_freed = deque(maxlen=16)
 
     def pause(self, for_s):
-        self.paused_until_us = self.world.now_us + round(for_s * 1e6)
+        # One that stands still already does so to the end of both.
+        self.paused_until_us = max(self.paused_until_us, self.world.now_us + round(for_s * 1e6))
         self.world.packets.pause(self.number, self.paused_until_us)
 
     def block(self, to, for_s):
