@@ -26,7 +26,9 @@ def arguments(count):
     return params, {"x": random.normal(size=(count * ROWS, 5)).astype(np.float32)}
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1"])
+@pytest.mark.parametrize(
+    "schedule", ["1f1b", *(pytest.param(each, marks=pytest.mark.slow) for each in ("interleaved", "zb-h1"))]
+)
 def test_outputs_of_all_microbatches_come_in_the_order_of_the_batch(schedule):
     mesh = jax.make_mesh((2, 2), ("stage", "data"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     count = MICROBATCHES * 2

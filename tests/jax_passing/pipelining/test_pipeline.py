@@ -100,7 +100,7 @@ def made(stages, width, microbatches, schedule, stages_per_device=1):
         pytest.param(2, 2, 3, "gpipe", 1, marks=pytest.mark.slow),
         (3, 2, 4, "1f1b", 1),
         pytest.param(4, 1, 2, "zb-h1", 1, marks=pytest.mark.slow),
-        (2, 2, 4, "interleaved", 2),
+        pytest.param(2, 2, 4, "interleaved", 2, marks=pytest.mark.slow),
     ],
 )
 def test_gradients_are_those_of_the_whole_model(stages, width, microbatches, schedule, stages_per_device):
