@@ -36,6 +36,12 @@ def test_rows_of_hosts_take_their_bytes_alone(cluster: "Cluster", hosts: int, de
         assert "rows done" in process.text
 
 
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_scatters_and_gathers_amid_work_that_differs(cluster: "Cluster", hosts: int) -> None:
+    for process in cluster.run("order/opposite.py", "8", hosts=hosts):
+        assert "ok" in process.lines
+
+
 def test_what_rank_0_does_for_all_and_a_barrier_to_which_one_does_not_come(cluster: "Cluster", tmp_path: Path) -> None:
     for rank, process in enumerate(cluster.run("faults/alone_at_barrier.py", str(tmp_path), devices=1)):
         assert "heard What rank 0 did for all hosts failed there: NotADirectoryError: [Errno 20] Not a" in process.text
