@@ -101,9 +101,9 @@ class Star:
             ranks_at_port=self.hosts if self.network.is_known else 1,
         )
 
-    def add_site(self, elements: int, dtype: str = "int32") -> int:
+    def add_site(self, elements: int, dtype: str = "int32", moves: str = "all") -> int:
         return self.packets.add_site(
-            dtype=dtype, leaves=[elements], device_count=1, maxima=False, wire="full", moves="all"
+            dtype=dtype, leaves=[elements], device_count=1, maxima=False, wire="full", moves=moves
         )
 
     @property
@@ -240,6 +240,22 @@ def small_beside_large(network: Network, hosts: int, elements: int = 2**21, roun
     return took_us
 
 
+def together(
+    network: Network, hosts: int, sites: list[tuple[str, str]], elements: int = 2**20, rounds: int = 3
+) -> float:
+    """Sums of these dtypes and moves begin at once. Returns how long all take, in the last round, over the least that a
+    whole sum takes."""
+    stage = Star(network, hosts)
+    (job,), numbers = stage.jobs, [stage.add_site(elements, *one) for one in sites]
+    for number in range(rounds):
+        began_us, first = stage.now_us, number * len(sites)
+        executions = range(first, first + len(sites))
+        for execution, site in zip(executions, numbers, strict=True):
+            stage.begin(job, execution, site)
+        assert stage.run(began_us + 10**8, lambda these=executions: all(stage.has_done(job, each) for each in these))
+    return (stage.now_us - began_us) / limit_us(network, hosts, elements)
+
+
 def lines() -> Iterator[str]:
     """Measures one case after the other."""
     for buffer_kb in (200, 1000):
@@ -263,6 +279,11 @@ def lines() -> Iterator[str]:
     yield f"one port, H=8, one host at 5 Gbit/s: {share * 100 / 40:.1%} of its link, {again:.2%} sent again"
     for name, network, hosts in (("one port", Network(), 8), ("own ports of 1 Gbit/s", OWN_PORTS, 4)):
         yield f"{name}, H={hosts}: a small sum beside a large one takes {small_beside_large(network, hosts)} us"
+    scatter, gather = ("float32", "scatter"), ("int32", "gather")  # a gather moves words
+    for hosts in (2, 4):
+        took = [together(OWN_PORTS, hosts, sites) for sites in ([scatter], [gather], [scatter, gather])]
+        times = ", ".join(f"{each:.2f}" for each in took)
+        yield f"own ports, H={hosts}: a scatter, a gather, both at once take {times} times as long as a sum"
 
 
 def main() -> None:
