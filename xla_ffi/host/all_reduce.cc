@@ -139,7 +139,8 @@ void AllReduce::ResendOverdue(int64_t now_us) {
 void AllReduce::SendNew(int64_t now_us) {
   uint64_t counted = window_.low();
   SlotWindow::Count in_flight_below;
-  bool is_full = false;  // for data that is sent in the order of positions
+  bool is_full = false;     // for what is sent in the order of positions
+  bool data_waits = false;  // of an earlier segment, for its exponents: so all later data does, but no exponents do
   for (auto entry = log_.to_send().begin(); entry != log_.to_send().end();) {
     PlacedSegment& placed = log_.WithIndex(*entry);
     if (placed.entry.first_position >= window_.end()) break;
@@ -149,22 +150,28 @@ void AllReduce::SendNew(int64_t now_us) {
     const Segment& segment = placed.segment();
     // A segment that guesses lies as a whole in every rank's window, so that its chunks can be skipped (protocol.md).
     if (segment.guesses() && !window_.CanSend(placed.entry.end_position() - 1)) return;
-    // Data waits until the job's exponents are known, or guesses them. Small sums go ahead of other data. Exponents of
-    // large ones don't: as they are shorter packets, they would cut its super-packets short.
+    // Data waits until the job's exponents are known, or guesses them, and so does all later data: results come in the
+    // order of positions only if all ranks send in it, and would be taken for lost. Small sums go ahead of other data.
+    // Exponents of large ones don't: as they are shorter packets, they would cut its super-packets short.
     const uint32_t sendable = placed.exponents.known() ? segment.chunk_count() : segment.first_chunks();
     bool has_room = true;
     for (; placed.next_chunk < sendable; ++placed.next_chunk) {
       const uint64_t position = placed.PositionOf(placed.next_chunk);
       in_flight_below += window_.InFlightBetween(counted, position);
       counted = position;
-      has_room = segment.guesses() ? placed.next_chunk > 0 || window_.HasRoom(in_flight_below, /*goes_ahead=*/true)
-                                   : !is_full && window_.HasRoom(in_flight_below);
+      if (segment.guesses()) {
+        has_room = placed.next_chunk > 0 || window_.HasRoom(in_flight_below, /*goes_ahead=*/true);
+      } else {
+        is_full = is_full || !window_.HasRoom(in_flight_below);
+        has_room = !is_full && (!data_waits || placed.next_chunk < segment.exponent_chunks);
+      }
       if (!window_.CanSend(position)) return;  // nor any later one
       if (!has_room) break;
       window_.OnSent(position, now_us, SendChunk(placed, placed.next_chunk));
     }
-    is_full = is_full || !has_room;
-    entry = has_room ? log_.OnSent(entry) : std::next(entry);
+    const bool has_data_left = !segment.guesses() && placed.next_chunk < segment.chunk_count();
+    data_waits = data_waits || has_data_left;
+    entry = has_room && !has_data_left ? log_.OnSent(entry) : std::next(entry);
   }
 }
 

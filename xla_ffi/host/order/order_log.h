@@ -78,7 +78,8 @@ class OrderLog {
   // The entry that has this position; there must be one.
   PlacedSegment& At(uint64_t position);
   // The indices of the entries with a sum, in order, that have something to send: but those whose chunks were all sent,
-  // or were sent as far as the exponents are known. So a batch of results costs the same, however many sums wait.
+  // or, where they guess, as far as the exponents are known. So a batch of results costs the same, however many sums
+  // wait.
   const std::set<uint64_t>& to_send() const { return to_send_; }
   // Tells that this entry has nothing to send for now. Returns the next one that has.
   std::set<uint64_t>::const_iterator OnSent(std::set<uint64_t>::const_iterator entry) { return to_send_.erase(entry); }
