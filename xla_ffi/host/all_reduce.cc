@@ -139,8 +139,7 @@ void AllReduce::ResendOverdue(int64_t now_us) {
 void AllReduce::SendNew(int64_t now_us) {
   uint64_t counted = window_.low();
   SlotWindow::Count in_flight_below;
-  bool is_full = false;     // for what is sent in the order of positions
-  bool data_waits = false;  // of an earlier segment, for its exponents: so all later data does, but no exponents do
+  bool data_waits = false;  // of an earlier segment, which doesn't guess: all later such data does, but no exponents do
   for (auto entry = log_.to_send().begin(); entry != log_.to_send().end();) {
     PlacedSegment& placed = log_.WithIndex(*entry);
     if (placed.entry.first_position >= window_.end()) break;
@@ -159,12 +158,9 @@ void AllReduce::SendNew(int64_t now_us) {
       const uint64_t position = placed.PositionOf(placed.next_chunk);
       in_flight_below += window_.InFlightBetween(counted, position);
       counted = position;
-      if (segment.guesses()) {
-        has_room = placed.next_chunk > 0 || window_.HasRoom(in_flight_below, /*goes_ahead=*/true);
-      } else {
-        is_full = is_full || !window_.HasRoom(in_flight_below);
-        has_room = !is_full && (!data_waits || placed.next_chunk < segment.exponent_chunks);
-      }
+      const bool waits = data_waits && placed.next_chunk >= segment.exponent_chunks;
+      has_room = segment.guesses() ? placed.next_chunk > 0 || window_.HasRoom(in_flight_below, /*goes_ahead=*/true)
+                                   : !waits && window_.HasRoom(in_flight_below);
       if (!window_.CanSend(position)) return;  // nor any later one
       if (!has_room) break;
       window_.OnSent(position, now_us, SendChunk(placed, placed.next_chunk));
