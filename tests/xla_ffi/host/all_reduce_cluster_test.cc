@@ -1,12 +1,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <memory>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../tests/xla_ffi/host/support/cluster.h"
+#include "../tests/xla_ffi/net/fake_network.h"
+#include "host/all_reduce.h"
 
 namespace passing {
 namespace {
@@ -175,6 +178,44 @@ TEST(AllReduceCluster, nothingIsSentTwiceWithoutLoss) {
   EXPECT_EQ(cluster.rank(0).stats().packets_sent, 278u + 5u);
   EXPECT_EQ(cluster.rank(0).stats().packets_received, 278u + 5u);
   EXPECT_EQ(cluster.rank(0).stats().tensor_bytes, 400'000u);
+}
+
+// Integers that have their places behind floats wait with them for their exponents: what ranks send in the order of
+// positions comes back in it, unless it is lost.
+TEST(AllReduceCluster, dataIsSentInTheOrderOfPositions) {
+  std::vector<std::vector<uint8_t>> sent;
+  FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
+  const JobConfig job{.world_size = 2, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 1024};
+  AllReduce all_reduce(job, {&driver}, [](std::string) {});
+  std::vector<int32_t> data(30'000, 1);  // of either dtype, in two segments
+  for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
+    auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = dtype, .leaf_elements = {data.size()}});
+    all_reduce.Start({.key = {.site = static_cast<uint64_t>(dtype)},
+                      .spec = shape,
+                      .inputs = {data.data()},
+                      .outputs = {data.data()},
+                      .done = [](const Failure*) {}},
+                     0);
+  }
+  all_reduce.OnTimer(0);
+  ASSERT_EQ(sent.size(), 2u);  // the exponents
+  for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
+    wire::Header header;
+    ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
+    header.type = wire::PacketType::kResult;
+    header.worker = wire::kEveryWorker;
+    wire::Encode(header, packet.data());
+    all_reduce.OnPacket(0, packet, 1);
+  }
+  all_reduce.OnTimer(1);
+  std::vector<uint32_t> sequences;
+  for (const std::vector<uint8_t>& packet : sent) {
+    wire::Header header;
+    ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
+    sequences.push_back(header.sequence);
+  }
+  EXPECT_GT(sent.size(), data.size() / 360 + 1);  // of the integers, too
+  EXPECT_TRUE(std::is_sorted(sequences.begin(), sequences.end()));
 }
 
 }  // namespace
