@@ -248,8 +248,8 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
 void AllReduce::TakeExponents(PlacedSegment& placed, uint32_t chunk, const uint8_t* lanes) {
   const Segment& segment = placed.segment();
   packets_.TakeExponents(placed, chunk, lanes);
-  if (placed.exponents.known()) log_.OnSendable(placed);
   if (!segment.guesses()) return;
+  log_.OnSendable(placed);
   last_exponents_.Remember(placed.entry.id, placed.exponents.of_job());
   assert(placed.next_chunk == segment.first_chunks());  // they were sent together
   for (uint32_t other = 0; other < segment.chunk_count(); ++other) {

@@ -6,7 +6,7 @@ namespace passing {
 namespace {
 
 // Rank 0 waits this long for the sum that the job's history predicts while another one is ready. Deviating costs a
-// message to every host and a drained pipeline, which takes about as long.
+// message to every host.
 constexpr int64_t kDeviateGraceUs = 500;
 
 // For each segment that a sum has left, this many segments of other sums may overtake it, and one if it has but one in
