@@ -144,7 +144,7 @@ def counted(count: int, noun: str) -> str:
 def rate(gbit: float) -> str:
     """Writes "9.4 Gbit/s", "88.6 Mbit/s" or "0.9 kbit/s"."""
     for unit, times in (("G", 1), ("M", 1e3)):
-        if gbit * times >= 1:
+        if gbit * times >= 0.9995:  # which three digits round to 1
             return f"{gbit * times:.3g} {unit}bit/s"
     return f"{gbit * 1e6:.3g} kbit/s"
 

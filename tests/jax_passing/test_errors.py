@@ -81,6 +81,14 @@ def test_another_hosts_text_leaves_the_terminal_alone():
     assert str(error).startswith("rank 1 \\x1b[2Jsays\nwhy")
 
 
+@pytest.mark.parametrize(
+    ("gbit", "text"),
+    [(9.414, "9.41 Gbit/s"), (0.9999, "1 Gbit/s"), (0.0886, "88.6 Mbit/s"), (8.86e-5, "88.6 kbit/s"), (0, "0 kbit/s")],
+)
+def test_rates_have_three_digits(gbit, text):
+    assert errors.rate(gbit) == text
+
+
 def test_errors_are_what_users_expect_to_catch():
     assert issubclass(errors.ConfigError, ValueError)
     assert issubclass(errors.UsageError, ValueError)
