@@ -54,7 +54,7 @@ def faults(plan: Plan, sessions: list[SessionRecord]) -> Iterator[str]:
         if one.kind == "ProtocolError":
             yield f"a defect of ours: {one}"
         is_stranger = one.does in STRANGERS
-        kept_out = (*KEPT_OUT, "SwitchLostError") if plan.stuck or plan.faults else KEPT_OUT
+        kept_out = (*KEPT_OUT, "SwitchLostError") if plan.stuck or not plan.only_hosts_crash else KEPT_OUT
         if is_stranger and (one.welcomed_s is not None or one.kind not in kept_out):
             yield f"a stranger wasn't kept out: {one}"
         if one.kind == "AuthenticationError" and plan.has_one_key and not is_stranger:

@@ -153,8 +153,12 @@ class Plan(Struct):
     @property
     def only_hosts_fail(self) -> bool:
         """Switches, and all connections, are sound."""
-        crashes = all(fault.kind == "crash" and fault.machine.startswith("host") for fault in self.faults)
-        return crashes and not self.stuck and not self.refuses and self.is_safe and self.has_one_key
+        return self.only_hosts_crash and not self.stuck and not self.refuses and self.is_safe and self.has_one_key
+
+    @property
+    def only_hosts_crash(self) -> bool:
+        """No fault keeps a switch, or the way to it, silent."""
+        return all(fault.kind == "crash" and fault.machine.startswith("host") for fault in self.faults)
 
     @property
     def has_one_key(self) -> bool:
