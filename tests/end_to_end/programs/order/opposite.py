@@ -35,7 +35,7 @@ def main(rounds: int) -> None:
                     x = (x.reshape(-1, SIDE) @ square).reshape(x.shape)
                 return x
 
-            def step(layers, parts, first=tuple(first), own=own):
+            def step(layers, parts, first=tuple(first)):
                 scattered, gathered = [], []
                 for layer, part, scatter_is_first in zip(layers, parts, first, strict=True):
                     given, row = busy(layer), busy(part)
