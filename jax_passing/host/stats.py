@@ -24,7 +24,7 @@ class Stats(TypedDict):
         when a result comes twice.
       packets_forged: those of them that had a result's numbers, but not the switch's tag.
       sums_wrong: those of them that weren't the sum of what all hosts sent.
-      order_messages: messages about the order of sums, that rank 0 sent or another host received.
+      order_messages: messages about the order of sums, sent or received.
       order_rollbacks: predictions of the order that turned out wrong.
       flagged_chunks: chunks with NaN or an infinity, which take two passes.
       guesses_right: small sums that took one round trip, as their scale was guessed.

@@ -9,7 +9,7 @@ from jax_passing.config import SHARDS_MAX, Seconds
 from jax_passing.protocol.message_fields import JobName, Lanes, Name, Nonce, Port, Rank, Reason, Text, Threads, Version
 from jax_passing.protocol.packet import LANES_AT_MTU_1500
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 
 class Message(Struct, frozen=True, tag=str.lower, tag_field="type", forbid_unknown_fields=True):

@@ -125,11 +125,11 @@ class Welcome(Message, frozen=True):
 
 
 class Relay(Message, frozen=True):
-    """Rank 0, or the switch below which it is, says: hand this to all other ranks, in order. The switch says: rank 0
-    said this.
+    """Rank 0, or the switch below which it is, says: hand this to all other ranks, in order. Another rank says: hand
+    this to rank 0. The switch says: that is what was said.
 
     The payload is the hosts' own business. Its first byte says what it is: RELAYED_ORDER, then an order message of the
-    transport's; RELAYED_PROGRAM, then what host/control/programs.py encodes.
+    transport's; RELAYED_PROGRAM, then what host/control/programs.py encodes, which only rank 0 says.
     """
 
     payload: Annotated[bytes, Meta(max_length=RELAY_BYTES_MAX)]

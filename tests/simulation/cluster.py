@@ -83,7 +83,7 @@ class Cluster:
         for job in self.plan.jobs:
             numbers = [
                 self.world.packets.add_site(
-                    site.dtype, list(site.leaves), site.device_count, site.maxima, site.wire, site.moves
+                    site.dtype, list(site.leaves), site.device_count, site.maxima, site.wire, site.moves, site.early
                 )
                 for site in job.sites
             ]

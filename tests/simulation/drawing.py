@@ -143,6 +143,7 @@ def _site(random: Random, world_size: int) -> Site:
         device_count=random.choice([1, 1, 2]),
         maxima=maxima,
         moves=moves,
+        early=moves != "all" and leaves[0] % 3 > 0,
         wire=_WIRES[sum(leaves) % len(_WIRES)] if dtype in ("float32", "float16", "bfloat16") else "full",
     )
 

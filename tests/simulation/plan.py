@@ -56,6 +56,7 @@ class Site(Struct):
     maxima: bool = False
     wire: str = "full"
     moves: str = "all"  # "gather", "scatter": each rank has a row of each leaf
+    early: bool = False  # hosts issue it in order, and some of them only when the sums before it are done
 
 
 class Job(Struct):

@@ -54,7 +54,8 @@ class Star:
             flip=0, brings_flipped=False, stale=0, stale_us=0,
         )  # fmt: skip
         self.packets = Packets(1, faults, faults, plain=True)
-        self._messages = []  # of rank 0 to others, under way
+        self._messages = []  # of rank 0 to others, or of others to rank 0, under way
+        self._sent = 0
         self.done_us = {}  # (host, execution) -> when
         self.machines = 1
         self.switch = self.packets.add_switch((self.add_machine(network.switch_gbit), 1), slot_count=jobs * SLOTS)
@@ -103,7 +104,7 @@ class Star:
 
     def add_site(self, elements: int, dtype: str = "int32", moves: str = "all") -> int:
         return self.packets.add_site(
-            dtype=dtype, leaves=[elements], device_count=1, maxima=False, wire="full", moves=moves
+            dtype=dtype, leaves=[elements], device_count=1, maxima=False, wire="full", moves=moves, early=False
         )
 
     @property
@@ -131,8 +132,9 @@ class Star:
     def _on_event(self, kind, host, *what):
         if kind == "order":
             (job,) = [job for job in self.jobs if host in job]
-            for follower in job[1:]:
-                heapq.heappush(self._messages, (self.now_us + ORDER_US, len(self._messages), follower, what[0]))
+            for to in job[1:] if host == job[0] else job[:1]:
+                self._sent += 1
+                heapq.heappush(self._messages, (self.now_us + ORDER_US, self._sent, to, what[0]))
         elif kind == "executed":
             self.done_us[host, what[0]] = self.now_us
         else:

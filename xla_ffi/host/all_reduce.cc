@@ -22,13 +22,14 @@ constexpr uint64_t kMaxWrongResultsInAll = 64;  // of an epoch: whoever guesses 
 
 }  // namespace
 
-AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast)
+AllReduce::AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> relay)
     : leads_(job.rank == 0),
       packets_(job),
       drivers_(std::move(drivers)),
-      broadcast_(std::move(broadcast)),
+      relay_(std::move(relay)),
       order_(packets_.sharding().window(), job.first_position),
       log_(last_exponents_, packets_.rank()),
+      early_sums_(log_.sums(), packets_.rank()),
       window_(packets_.sharding(), job.ranks_at_port, job.lanes_per_chunk),
       checks_nans_(job.check_nans) {
   assert(drivers_.size() == job.shards.size());
@@ -53,27 +54,23 @@ void AllReduce::OnReady(const SumKey& key, uint64_t elements) {
 
 void AllReduce::Issue(std::unique_ptr<SumPass> sum) {
   dirty_ = true;
-  log_.Issue(std::move(sum));
+  Relay(early_sums_.OnIssued(log_.Issue(std::move(sum))));
 }
 
 // Rank 0 appends its sums' segments to the order, as far as the window reaches, but for a quarter: so the next small
 // sum finds room there, and goes ahead of what has its place and isn't sent yet.
 void AllReduce::PlaceIssued(int64_t now_us) {
   const uint32_t kept_free = packets_.sharding().window() / 4;
+  early_sums_.Release();
   while (order_.next_position() + kept_free < window_.end()) {
     const SumPass* sum = leader_.Next(order_, log_.sums(), now_us);
     if (sum == nullptr) break;
     const uint32_t segment = sum->next_segment();
     AddEntry(order_.Append(sum->IdOf(segment), sum->plan().segment(segment).chunk_count(), sum->plan().segment_count(),
                            sum->spec().site_name, announcement_, Leader::TakesTurns(order_, log_.sums(), *sum)));
-    if (announcement_.size() >= kOrderMessageBytes) Announce();
+    if (announcement_.size() >= kOrderMessageBytes) Relay(std::exchange(announcement_, {}));
   }
-  if (!announcement_.empty()) Announce();
-}
-
-void AllReduce::Announce() {
-  ++stats_.order_messages;
-  broadcast_(std::exchange(announcement_, {}));
+  Relay(std::exchange(announcement_, {}));
 }
 
 // The other ranks append what the job's history predicts.
@@ -91,6 +88,7 @@ std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> messag
   if (failure_) return std::nullopt;
   ++stats_.order_messages;
   dirty_ = true;
+  if (leads_ && early_sums_.OnTold(message)) return std::nullopt;
   while (!message.empty()) {
     const auto change = leads_ ? std::nullopt : order_.Read(message);
     if (!change || !DropEntriesFrom(change->keep)) {
@@ -326,7 +324,7 @@ std::optional<Stall> AllReduce::OldestStall() const {
   // Results come in the order of the log: the first chunk without one is what the sum waits for.
   const PlacedSegment* waiting = log_.FirstOf(*oldest);
   if (waiting == nullptr) {
-    stall.waits_for_gpu = !oldest->IsNextReady();
+    stall.waits_for_gpu = !oldest->IsNextReady() && !oldest->is_held();
     stall.waits_for_order = !stall.waits_for_gpu;
   } else if (log_.WaitsForElements(waiting->entry.index)) {
     stall.waits_for_gpu = true;

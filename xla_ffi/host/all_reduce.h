@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "host/job_config.h"
+#include "host/order/early_sums.h"
 #include "host/order/leader.h"
 #include "host/order/order.h"
 #include "host/order/order_log.h"
@@ -44,7 +45,7 @@ struct AllReduceStats {
   uint64_t packets_dropped = 0;  // malformed, forged, of another job or epoch, or not awaited
   uint64_t packets_forged = 0;   // dropped: awaited results without the switch's tag
   uint64_t sums_wrong = 0;       // dropped: results that aren't the sum of what all ranks sent
-  uint64_t order_messages = 0;   // announcements sent (rank 0) or received
+  uint64_t order_messages = 0;   // sent or received
   uint64_t order_rollbacks = 0;  // predictions of the order that turned out wrong
   uint64_t flagged_chunks = 0;   // chunks with NaN or an infinity
   uint64_t guesses_right = 0;    // small sums that took one round trip
@@ -87,9 +88,9 @@ struct Stall {
 
 class AllReduce {
  public:
-  // `drivers`: one for each shard. `broadcast` sends an order message of rank 0 reliably and in order to all other
-  // ranks.
-  AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> broadcast);
+  // `drivers`: one for each shard. `relay` sends an order message reliably and in order: rank 0's to all other ranks,
+  // and theirs to rank 0.
+  AllReduce(const JobConfig& job, std::vector<Driver*> drivers, std::function<void(std::string)> relay);
 
   void Start(Sum sum, int64_t now_us);
   // More elements of a sum can be read; see Collective::Ready.
@@ -135,7 +136,11 @@ class AllReduce {
   // Order.
   void Issue(std::unique_ptr<SumPass> sum);
   void PlaceIssued(int64_t now_us);
-  void Announce();
+  void Relay(std::string message) {
+    if (message.empty()) return;
+    ++stats_.order_messages;
+    relay_(std::move(message));
+  }
   void SpeculateAhead();
   void AddEntry(const LogEntry& entry);
   bool DropEntriesFrom(uint64_t index);
@@ -156,11 +161,12 @@ class AllReduce {
   const bool leads_;
   const ChunkPackets packets_;
   const std::vector<Driver*> drivers_;  // by shard
-  const std::function<void(std::string)> broadcast_;
+  const std::function<void(std::string)> relay_;
   Order order_;
   Leader leader_;
   LastExponents last_exponents_;
   OrderLog log_;
+  EarlySums early_sums_;
   SlotWindow window_;
   std::unordered_map<uint64_t, uint32_t> wrong_results_;  // count of wrong results, by position in flight
   std::unordered_map<uint64_t, std::string> site_names_;  // as rank 0 announced them

@@ -28,7 +28,7 @@ struct RankOptions {
   double deadline_s = 60;
 };
 
-// Asks to relay the message to all other ranks.
+// Asks to relay the message: rank 0's to all other ranks, theirs to rank 0.
 struct OrderMessage {
   std::string bytes;
 };

@@ -42,15 +42,30 @@ def emit_rows(
     leaves: Sequence[Any],
     turn: Turn,
 ) -> tuple[Any, Sequence[Any]]:
-    """Writes the call of a gather or scatter whose devices bring, or take, their own rows alone. `ctx` has the types
-    that its leaves have in a sum, and the others are those of the call."""
+    """Writes the calls of a gather or scatter whose devices bring, or take, their own rows alone. `ctx` has the types
+    that its leaves have in a sum, and the others are those of the call.
+
+    An early one has a call for its turn, which is over when the leaves are there: the next early one waits for that
+    alone. It gives the sum the memory of its results, so that the sum has nothing to wait for from then on. (Were that
+    laid over an array which needs the sum behind it, both would wait for each other.)
+    """
     register_ffi()
     make_larger(ctx, turn)
-    spec = replace(spec, moves=site.moves, rows_alone=True)
-    call = jax.ffi.ffi_lowering("passing_psum", has_side_effect=has_side_effect(ctx))
+    text = replace(spec, moves=site.moves, rows_alone=True, early=turn.is_early).encode()
+    position = group_and_member(ctx, site.axes)
     own = ctx.replace(primitive=None, avals_in=[POSITION, INT32, *avals_in], avals_out=[INT32, *avals_out])
-    after, *results = call(own, group_and_member(ctx, site.axes), turn.before, *leaves, spec=spec.encode())
-    return after, results
+    if not turn.is_early:
+        call = jax.ffi.ffi_lowering("passing_psum", has_side_effect=has_side_effect(ctx))
+        after, *results = call(own, position, turn.before, *leaves, spec=text)
+        return after, results
+    after, *memory = jax.ffi.ffi_lowering("passing_turn", has_side_effect=True)(own, position, turn.before, *leaves)
+    call = jax.ffi.ffi_lowering(
+        "passing_early",
+        operand_output_aliases={1 + len(leaves) + i: i for i in range(len(memory))},
+        has_side_effect=True,
+    )
+    own = ctx.replace(primitive=None, avals_in=[POSITION, *avals_in, *avals_out], avals_out=avals_out)
+    return after, call(own, position, *leaves, *memory, spec=text)
 
 
 lower = rule(_emit)

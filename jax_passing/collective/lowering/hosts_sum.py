@@ -55,9 +55,11 @@ def carried_of(ctx: mlir.LoweringRuleContext) -> list[int]:
     return [i for i, aval in enumerate(avals) if aval.size > 0]
 
 
-def lower_in_turn(emit: Emit, ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], site: Site) -> Sequence[Any]:
+def lower_in_turn(
+    emit: Emit, ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], site: Site, early_avals: Sequence[Any] = ()
+) -> Sequence[Any]:
     """Lowers the calls of a sum over the hosts, in the order of the program, and returns the results of the leaves that
-    aren't empty."""
+    aren't empty. Where `emit` has a call for the turn of an early sum, `early_avals` are the types of its results."""
     carried = carried_of(ctx)
     if not carried:
         return []
@@ -65,9 +67,10 @@ def lower_in_turn(emit: Emit, ctx: mlir.LoweringRuleContext, leaves: Sequence[An
     ctx = ctx.replace(avals_in=avals)
     site = site.only(carried)
     spec = describe(ctx, site)
-    turn = BlockOrder.of(ctx).enter(ctx, site, sum(aval.size * aval.dtype.itemsize for aval in avals))
+    size_bytes = sum(aval.size * aval.dtype.itemsize for aval in avals)
+    turn = BlockOrder.of(ctx).enter(ctx, site, size_bytes, may_be_early=bool(early_avals))
     after, results = emit(ctx, site, spec, [leaves[i] for i in carried], turn)
-    turn.order.leave(turn, after, results)
+    turn.order.leave(turn, after, results, early_avals)
     return results
 
 

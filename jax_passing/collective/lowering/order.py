@@ -10,6 +10,10 @@ The buckets of one call are an exception, as they should travel side by side: la
 don't wait for each other's buffers, as what uses them is held behind all of them (hold.py); and with idle operations
 beside them and buffers of their size XLA doesn't take the program for a small one.
 
+Gathers and scatters are another one, as they load opposite directions of the links: a large one is *early*. It doesn't
+wait until those before it are done, only until they have had their turns, for which they have calls of their own
+(cpu.py). It may have to wait all the same, for memory, on some hosts: rank 0 finds out (xla_ffi/host/order/early_sums.h).
+
 What a loop or branch comes to must be the same on all hosts, but may not be. So beside the outermost one goes a visit,
 which counts the executions of the program: a sum meets only those of the same execution.
 
@@ -35,6 +39,8 @@ from jax_passing.host import scope as scopes
 
 LARGE_BYTES = 1 << 16  # XLA's limit is 512; beside them one more round trip on a network doesn't count
 
+EARLY_BYTES = 1 << 20  # beside them a message to rank 0 doesn't count
+
 _IDLE_CALLS = 8  # XLA runs up to eight operations one after the other, whatever their size
 
 INT32 = jax.core.ShapedArray((), np.dtype(np.int32))
@@ -47,7 +53,8 @@ class BlockOrder:
         self._execution: Any = None  # its number, if calls of Python have asked for it
         self._group: object = None
         self._before: Any = None  # what the group's calls had to wait for
-        self._after: list[Any] = []  # what is there when they are done
+        self._after: list[Any] = []  # what is there when they are done, or have had their turns
+        self._early: list[tuple[Any, Any]] = []  # a result, and its type, of each early call that may not be done
         self._tokens: dict[Any, tuple[Any, Any]] = {}  # by result of a call: what is before and after the call
         self._shared: dict[object, Any] = {}  # what its calls have in common
 
@@ -56,14 +63,20 @@ class BlockOrder:
         """Returns the order of the block that is being lowered."""
         return lowered_modules.of_block(ctx, cls)
 
-    def enter(self, ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int) -> "Turn":
+    def enter(
+        self, ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, may_be_early: bool = False
+    ) -> "Turn":
         """Gives a call its turn, behind those before it.
 
         Args:
           ctx: lowering context of the call.
           site: the sum that is called.
           size_bytes: total of its leaves.
+          may_be_early: it has a call for its turn, where XLA calls our handlers.
         """
+        if may_be_early and size_bytes >= EARLY_BYTES and meshes.lowering_mesh(ctx).all_manual:
+            self._group, self._before, self._after = object(), _sum_of(ctx, self._after), []
+            return Turn(self, self._before, 0, is_early=True)
         # A call that blocks its device can't have others beside it.
         side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
         group = site.call_of_all_buckets if side_by_side else object()
@@ -72,20 +85,23 @@ class BlockOrder:
             self._group, self._after = group, []
         return Turn(self, self._before, len(self._after))
 
-    def leave(self, turn: "Turn", after: Any, results: Sequence[Any]) -> None:
-        """Notes that the call with this turn is made: `after` is int32[] that is there when it is done, or on GPU when
-        it has started."""
+    def leave(self, turn: "Turn", after: Any, results: Sequence[Any], avals: Sequence[Any]) -> None:
+        """Notes that the call with this turn is made, with results of these types: `after` is int32[] that is there when
+        it is done, on GPU when it has started, or when an early one has had its turn."""
         self._after.append(after)
         self._tokens.update((result, (turn.before, after)) for result in results)
+        if turn.is_early:
+            self._early.append((avals[0], results[0]))
 
     @property
     def last(self) -> list[Any]:
-        """Returns the int32[] of the last calls, those of one group; all calls before are done, or started, by then."""
+        """Returns the int32[] of the last calls, those of one group; all calls before come before them."""
         return self._after
 
     def done(self, ctx: mlir.LoweringRuleContext) -> Any:
         """Lowers int32[] that is there when all calls so far are done."""
-        return _sum_of(ctx, self._after)
+        early, self._early = self._early, []
+        return _sum_of(ctx, [*self._after, *(hold_until(ctx, INT32, _zero(), *each) for each in early)])
 
     def go_on_after(self, after: Any) -> None:
         """Has all further calls wait for this int32[], which is there when the calls so far are done."""
@@ -121,12 +137,14 @@ class Turn(NamedTuple):
     Attributes:
       order: that of its block.
       before: int32[] to wait for.
-      beside: how many calls before it may be under way together with it.
+      beside: how many calls of its group come before it.
+      is_early: calls before it, and behind it, may be under way together with it.
     """
 
     order: BlockOrder
     before: Any
     beside: int
+    is_early: bool = False
 
 
 _OUTSIDE = (
@@ -244,10 +262,15 @@ def _sum_of(ctx: mlir.LoweringRuleContext, values: list[Any]) -> Any:
 
 
 def make_larger(ctx: mlir.LoweringRuleContext, turn: Turn) -> None:
-    """Lowers idle operations where a group begins, so that XLA doesn't take the program for a small one."""
-    if turn.beside == 1 and meshes.lowering_mesh(ctx).all_manual:
+    """Lowers idle operations where calls may be under way together, so that XLA doesn't take the program for a small
+    one."""
+
+    def make() -> None:
         for _ in range(_IDLE_CALLS):
             _effect(ctx, "passing_hold")
+
+    if (turn.beside == 1 or turn.is_early) and meshes.lowering_mesh(ctx).all_manual:
+        turn.order.share(make_larger, make)
 
 
 def _effect(ctx: mlir.LoweringRuleContext, target: str, **attributes: Any) -> None:

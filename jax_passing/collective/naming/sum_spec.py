@@ -38,6 +38,8 @@ class SumSpec:
       rows_inside: rows of one host that follow one another, and then those of the next host: a device's number among
         the members of this process doesn't count the hosts; 0: it counts all devices.
       rows_alone: the calls bring (moves "gather") or take (moves "scatter") the devices' own rows instead of leaves.
+      early: its calls may come while sums before it are under way on this host, and on another one later
+        (lowering/cpu.py).
       root: whose row it is.
       devices: those of a mesh that spans processes; empty: this process's, which are known when they meet.
     """
@@ -61,6 +63,7 @@ class SumSpec:
     moves: str = "all"
     rows_inside: int = 0
     rows_alone: bool = False
+    early: bool = False
     root: int = 0
     devices: str = ""
 

@@ -68,7 +68,7 @@ MemberEvent = MemberJoined | MemberNotJoined | MemberFailed | AllLeft
 class Membership:
     """A membership begins by calling the switches. It reports MemberEvents, unless it is closed first.
 
-    The job's positions are spread over its switches, the shards. The first one is more: it relays rank 0's order.
+    The job's positions are spread over its switches, the shards. The first one is more: it relays the order of sums.
 
     Attributes:
       shards: at the job's switches, in their order.
@@ -228,14 +228,14 @@ class Membership:
                     self._context.events.add(AllLeft(self))
 
     def _on_relay(self, payload: bytes) -> None:
-        """Takes what rank 0 relays. Raises msgspec.DecodeError."""
+        """Takes what rank 0 says, or what others say to it. Raises msgspec.DecodeError."""
         kind, content = payload[:1], payload[1:]
         if kind == messages.RELAYED_ORDER:
             self.transport.deliver_order_message(content)
-        elif kind == messages.RELAYED_PROGRAM:
+        elif kind == messages.RELAYED_PROGRAM and self._settings.rank > 0:
             self._check(self._ledger.rank_0s(programs.decode(content)))
         else:
-            raise msgspec.DecodeError(f"rank 0 relays something of the unknown kind {kind!r}")
+            raise msgspec.DecodeError(f"a host relays something of the unknown kind {kind!r}")
 
     def _check(self, failure: Failure | None) -> None:
         if failure is not None:

@@ -56,7 +56,7 @@ class TransportEvents(Protocol):
     """A transport asks this of its session."""
 
     def order(self, payload: bytes) -> None:
-        """Relays this to all other ranks."""
+        """Relays this: rank 0's to all other ranks, theirs to rank 0."""
 
     def program(self, info: "ProgramInfo") -> None:
         """Is called when one of ours runs for the first time."""

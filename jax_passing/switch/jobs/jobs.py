@@ -333,12 +333,15 @@ class JobTable:
             self.fail(epoch, messages.Failed(SwitchLostError.__name__, message), reporter=epoch.uplink)
 
     def relay(self, epoch: Epoch, relay: messages.Relay, source: Member | ParentConnection) -> None:
-        """Hands what rank 0 says to everybody else."""
+        """Hands what rank 0 says to everybody else, and to rank 0, or towards it, what others say."""
+        uplink = epoch.uplink
+        towards_rank_0 = next((member for member in epoch.members if 0 in member.ranks), uplink)
         for member in list(epoch.members):
             if epoch.state is not EpochState.RUNNING:
                 return
-            if member is not source and member.remaining() and not member.connection.send(relay):
-                self.lose(epoch, member, "stopped reading what rank 0 sends", STANDS_STILL)
-        uplink = epoch.uplink
-        if uplink is not None and uplink is not source and not uplink.send(relay):
-            self.parent_lost(epoch, "it stopped reading what rank 0 sends")
+            is_meant = member is not source if source is towards_rank_0 else member is towards_rank_0
+            if is_meant and member.remaining() and not member.connection.send(relay):
+                self.lose(epoch, member, "stopped reading what other hosts send", STANDS_STILL)
+        is_meant = uplink is not source if source is towards_rank_0 else uplink is towards_rank_0
+        if uplink is not None and is_meant and not uplink.send(relay):
+            self.parent_lost(epoch, "it stopped reading what hosts send")

@@ -30,6 +30,7 @@ SPEC = SumSpec(
     moves="scatter",
     rows_inside=6,
     rows_alone=True,
+    early=True,
     root=7,
     devices="0,1,2048,2049",
 )

@@ -245,14 +245,15 @@ NB_MODULE(_simulation, m) {
       .def(
           "add_site",
           [](Packets& self, const std::string& dtype, std::vector<uint64_t> leaves, uint32_t device_count, bool maxima,
-             const std::string& wire_dtype, const std::string& moves) {
+             const std::string& wire_dtype, const std::string& moves, bool early) {
             return self.AddSite(*ParseDType(dtype), std::move(leaves), device_count, maxima ? Op::kMax : Op::kSum,
                                 *ParseWireDtype(wire_dtype),
                                 moves == "gather"    ? Moves::kGather
                                 : moves == "scatter" ? Moves::kScatter
-                                                     : Moves::kAll);
+                                                     : Moves::kAll,
+                                early);
           },
-          "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a, "moves"_a)
+          "dtype"_a, "leaves"_a, "device_count"_a, "maxima"_a, "wire"_a, "moves"_a, "early"_a)
       .def("add_host", &AddHost, nb::kw_only(), "rank"_a, "world_size"_a, "shards"_a, "slots_per_shard"_a,
            "lanes_per_chunk"_a, "check_key"_a = nb::none(), "mask_key"_a = nb::none(), "first_position"_a = 0,
            "incarnation"_a, "warn_s"_a = 5, "deadline_s"_a = 60, "seed"_a = 0, "check_nans"_a = false,

@@ -161,7 +161,7 @@ class Packets {
 
   // `moves`: if not all, each rank has a row of each leaf, of the first device.
   uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, WireDtype wire_dtype,
-                   Moves moves = Moves::kAll);
+                   Moves moves = Moves::kAll, bool early = false);
   // `sockets`: by shard, which it takes over. The hosts of one `incarnation` add up with one another and nobody else.
   uint32_t AddHost(const RankOptions& options, const std::vector<uint32_t>& sockets, uint32_t incarnation);
   // One execution of a program: a sum of each of `sites`, issued in any order within `spread_us`.
@@ -243,6 +243,8 @@ class Packets {
     std::unique_ptr<RankCore> core{};
     std::map<CallKey, HostBuffers> calls{};  // under way
     std::map<uint32_t, uint32_t> left_of{};  // sums of each execution
+    // Early sums that aren't issued yet, in order, and those before them that must be done first.
+    std::vector<std::pair<CallKey, std::set<CallKey>>> late{};
     int64_t wake_us = INT64_MAX;
     int64_t progress_us = 0;  // when it last began to wait, got a result, or was woken from a pause
   };
@@ -289,6 +291,8 @@ class Packets {
   void OnHost(const Socket& socket, std::span<const uint8_t> packet, bool by_group);
   void OnEvent(uint32_t number, RankEvent event);
   void Issue(uint32_t number, const CallKey& key);
+  bool IsLate(uint32_t number, const CallKey& key) const;
+  void IssueLate(uint32_t number, const CallKey& done);
   void DeliverLate(uint32_t number, const CallKey& key, Sum& sum);
   std::shared_ptr<HostBuffers> RowsAlone(uint32_t number, const CallKey& key, Sum& sum);
   void DeliverNext(uint32_t number, const CallKey& key, const SumKey& sum_key,

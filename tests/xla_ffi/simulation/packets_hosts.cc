@@ -16,14 +16,15 @@ SumKey NameOf(const CallKey& key) {
 }  // namespace
 
 uint32_t Packets::AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, WireDtype wire_dtype,
-                          Moves moves) {
+                          Moves moves, bool early) {
   sites_.push_back(std::make_shared<SumSpec>(SumSpec{.site_name = "site " + std::to_string(sites_.size()),
                                                      .dtype = dtype,
                                                      .leaf_elements = std::move(leaves),
                                                      .local_member_count = device_count,
                                                      .op = op,
                                                      .wire_dtype = wire_dtype,
-                                                     .moves = moves}));
+                                                     .moves = moves,
+                                                     .early = early}));
   return static_cast<uint32_t>(sites_.size() - 1);
 }
 
@@ -65,10 +66,40 @@ void Packets::Execute(uint32_t number, uint32_t execution, const std::vector<uin
   Host& host = hosts_.at(number);
   host.left_of[execution] = static_cast<uint32_t>(sites.size());
   std::map<uint32_t, uint32_t> steps;
+  std::set<CallKey> before;
+  std::set<CallKey> awaited;  // by the last early sum
+  int64_t last_us = 0;
   for (const uint32_t site : sites) {
     const CallKey key{site, execution, steps[site]++};
-    network_.After(network_.Below(spread_us + 1), [this, number, key] { Issue(number, key); });
+    int64_t delay_us = network_.Below(spread_us + 1);
+    last_us = std::max(last_us, delay_us);
+    const bool early = sites_[site]->early;
+    if (early) delay_us = last_us;
+    if (early && IsLate(number, key)) awaited = before;
+    if (early && !awaited.empty()) {
+      host.late.emplace_back(key, awaited);
+    } else {
+      network_.After(delay_us, [this, number, key] { Issue(number, key); });
+    }
+    before.insert(key);
   }
+}
+
+// XLA may lay the memory of an early sum over that of those before it.
+bool Packets::IsLate(uint32_t number, const CallKey& key) const {
+  const auto [site, execution, step] = key;
+  std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step, 3u};
+  return std::mt19937_64(seeds)() % 2 == 0;
+}
+
+void Packets::IssueLate(uint32_t number, const CallKey& done) {
+  auto& late = hosts_.at(number).late;
+  for (auto& [key, before] : late) before.erase(done);
+  std::erase_if(late, [&](const auto& each) {
+    if (!each.second.empty()) return false;
+    network_.After(0, [this, number, key = each.first] { Issue(number, key); });
+    return true;
+  });
 }
 
 void Packets::RemoveHost(uint32_t number) {
@@ -226,6 +257,7 @@ void Packets::OnDone(uint32_t number, const CallKey& key, const Failure* failure
   if (!AreRight(host, key, shape.elements())) Violate(number, "wrong sum: " + shape.site_name);
   ++sums_right_;
   host.calls.erase(found);
+  IssueLate(number, key);
   if (--host.left_of.at(std::get<1>(key)) > 0) return;
   host.left_of.erase(std::get<1>(key));
   events_.push_back({number, Executed{std::get<1>(key)}});

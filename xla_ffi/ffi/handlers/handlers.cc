@@ -22,24 +22,24 @@ namespace ffi = xla::ffi;
 
 constexpr ffi::TypeInfo kStateTypeInfo = ffi::MakeTypeInfo<CpuState>();
 
-ffi::Future Execute(CpuState* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
-                    ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs leaves,
-                    ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets sums_and_residuals) {
-  *after->typed_data() = 0;
+ffi::Future Arrive(CpuState* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
+                   ffi::RemainingArgs leaves, ffi::RemainingRets sums_and_residuals) {
   ffi::Promise promise;
   ffi::Future future(promise);
   Call call;
   call.run_id = static_cast<int32_t>(run_id.run_id);
   call.device = device;
   call.member = position.typed_data()[1];
-  call.inputs.reserve(leaves.size());
-  call.outputs.reserve(leaves.size());
-  for (size_t i = 0; i < leaves.size(); ++i) call.inputs.push_back(leaves.get<ffi::AnyBuffer>(i)->untyped_data());
+  // Behind the leaves there may be memory for results.
+  const size_t leaf_count = state->instance->spec().leaf_elements.size();
+  call.inputs.reserve(leaf_count);
+  call.outputs.reserve(leaf_count);
+  for (size_t i = 0; i < leaf_count; ++i) call.inputs.push_back(leaves.get<ffi::AnyBuffer>(i)->untyped_data());
   for (size_t i = 0; i < sums_and_residuals.size(); ++i) {
-    auto& memory = i < leaves.size() ? call.outputs : call.residuals;
+    auto& memory = i < leaf_count ? call.outputs : call.residuals;
     ffi::AnyBuffer result = **sums_and_residuals.get<ffi::AnyBuffer>(i);
     memory.push_back(result.untyped_data());
-    const bool is_new = i >= leaves.size() || memory.back() != call.inputs[i];
+    const bool is_new = i >= leaf_count || memory.back() != call.inputs[i];
     if (is_new) PreferHugePages(memory.back(), result.size_bytes());
   }
   call.done = [promise](const Failure* failure) mutable {
@@ -51,6 +51,22 @@ ffi::Future Execute(CpuState* state, ffi::RunId run_id, int32_t device, ffi::Buf
   };
   Rendezvous::Get().Arrive(state->instance->SiteOf(position.typed_data()[0]), std::move(call));
   return future;
+}
+
+ffi::Error Turn(ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> /*position*/,
+                ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs /*leaves*/,
+                ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets memory) {
+  *after->typed_data() = 0;
+  Rendezvous::Get().TakeTurn(static_cast<int32_t>(run_id.run_id), device,
+                             (*memory.get<ffi::AnyBuffer>(0))->untyped_data());
+  return ffi::Error::Success();
+}
+
+ffi::Future Execute(CpuState* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
+                    ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs leaves,
+                    ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets sums_and_residuals) {
+  *after->typed_data() = 0;
+  return Arrive(state, run_id, device, position, leaves, sums_and_residuals);
 }
 
 ffi::Error Visit(CpuState* state, ffi::RunId run_id, int32_t device, ffi::RemainingArgs, ffi::RemainingRets) {
@@ -80,6 +96,27 @@ ffi::Error WorldSize(Number result) {
 ffi::Error Hold(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
 
 constexpr auto kPsum = [] { return BindSum().RemainingRets().To(Execute); };
+constexpr auto kTurn = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::BufferR1<ffi::S32>>()
+      .Arg<ffi::BufferR0<ffi::S32>>()
+      .RemainingArgs()
+      .Ret<ffi::BufferR0<ffi::S32>>()
+      .RemainingRets()
+      .To(Turn);
+};
+constexpr auto kEarly = [] {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::State<CpuState>>()
+      .Ctx<ffi::RunId>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Arg<ffi::BufferR1<ffi::S32>>()
+      .RemainingArgs()
+      .RemainingRets()
+      .To(Arrive);
+};
 constexpr auto kVisit = [] {
   return ffi::Ffi::Bind()
       .Ctx<ffi::State<CpuState>>()
@@ -102,6 +139,8 @@ XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame) {
 
 Platform CpuPlatform() {
   return {.calls = {{"passing_psum", Handle<kPsum>, Instantiate<CpuState>},
+                    {"passing_turn", Handle<kTurn>},
+                    {"passing_early", Handle<kEarly>, Instantiate<CpuState>},
                     {"passing_visit", Handle<kVisit>, Instantiate<CpuState>},
                     {"passing_rank", Handle<kRank>},
                     {"passing_world_size", Handle<kWorldSize>},

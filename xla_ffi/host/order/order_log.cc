@@ -6,12 +6,12 @@
 
 namespace passing {
 
-void OrderLog::Issue(std::unique_ptr<SumPass> sum) {
+SumPass& OrderLog::Issue(std::unique_ptr<SumPass> sum) {
   SumPass& issued = sums_.Add(std::move(sum));
   // Some of its first segments may have an entry already: rank 0 appends them in order.
   for (uint32_t segment = 0;; ++segment) {
     const auto found = not_issued_.find(issued.IdOf(segment));
-    if (found == not_issued_.end()) return;
+    if (found == not_issued_.end()) return issued;
     PlacedSegment& placed = WithIndex(found->second);
     not_issued_.erase(found);
     Connect(placed, issued);

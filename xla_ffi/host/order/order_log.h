@@ -50,7 +50,7 @@ class OrderLog {
   SumsInFlight& sums() { return sums_; }
   const SumsInFlight& sums() const { return sums_; }
 
-  void Issue(std::unique_ptr<SumPass> sum);
+  SumPass& Issue(std::unique_ptr<SumPass> sum);
   // Tells that the first `elements` elements of the sum with this first segment can be read. Returns false if there is
   // no such sum.
   bool OnReady(const SegmentId& first, uint64_t elements);

@@ -139,9 +139,11 @@ class SumPass {
   // Calls the caller's `done`.
   void Finish(const Failure* failure) const { buffers_->sum().done(failure); }
 
-  // Can the elements of a segment be read? Can those of the segment that is placed next, if any is left?
+  // Can the elements of a segment be read? Can the next segment be placed, if any is left?
   virtual bool IsReady(const Segment&) const { return true; }
-  bool IsNextReady() const { return segments_left() > 0 && IsReady(plan_->segment(segments_placed_)); }
+  bool IsNextReady() const { return segments_left() > 0 && !is_held_ && IsReady(plan_->segment(segments_placed_)); }
+  // Is it kept from being placed, by SumsInFlight?
+  bool is_held() const { return is_held_; }
 
   // The segment that is placed next, if any is left.
   uint32_t next_segment() const { return segments_placed_; }
@@ -186,6 +188,7 @@ class SumPass {
   const std::shared_ptr<const SumBuffers> buffers_;
   const int64_t started_us_;
   Turn turn_;
+  bool is_held_ = false;
   uint32_t segments_placed_ = 0;
   uint32_t segments_done_ = 0;
 };

@@ -46,6 +46,7 @@ inline constexpr uint32_t kAnyWorldSize = 0;
   FIELD(Moves, moves, Moves::kAll)                                                       \
   FIELD(uint32_t, rows_inside, 0)                                                        \
   FIELD(bool, rows_alone, false)                                                         \
+  FIELD(bool, early, false)                                                              \
   FIELD(uint32_t, root, 0)                                                               \
   FIELD(std::string, devices, {})
 

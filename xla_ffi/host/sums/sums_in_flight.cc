@@ -11,6 +11,7 @@ SumPass& SumsInFlight::Add(std::unique_ptr<SumPass> sum) {
   SumPass& added = *sum;
   added.OnIssued({.number = next_number_++, .placed_before = placed_});
   sums_.push_back(std::move(sum));
+  ++counts_[static_cast<size_t>(added.way())];
   const bool is_new = named_.emplace(NameOf(added), std::prev(sums_.end())).second;
   assert(is_new);
   static_cast<void>(is_new);  // should assertions ever be off
@@ -25,6 +26,8 @@ std::unique_ptr<SumPass> SumsInFlight::Take(SumPass& sum) {
   sums_.erase(found->second);
   named_.erase(found);
   QueueOf(sum).erase(EntryOf(sum));
+  --counts_[static_cast<size_t>(sum.way())];
+  if (sum.is_held()) std::erase(held_, &sum);
   return taken;
 }
 
@@ -59,6 +62,18 @@ const SumPass* SumsInFlight::Oldest() const {
   const auto oldest = std::min_element(sums_.begin(), sums_.end(),
                                        [](const auto& a, const auto& b) { return a->started_us() < b->started_us(); });
   return oldest == sums_.end() ? nullptr : oldest->get();
+}
+
+void SumsInFlight::Hold(SumPass& sum) {
+  QueueOf(sum).erase(EntryOf(sum));
+  sum.is_held_ = true;
+  held_.push_back(&sum);
+}
+
+void SumsInFlight::Release(SumPass& sum) {
+  sum.is_held_ = false;
+  std::erase(held_, &sum);
+  if (sum.IsNextReady()) QueueOf(sum).insert(EntryOf(sum));
 }
 
 void SumsInFlight::OnReady(SumPass& sum, uint64_t elements) {

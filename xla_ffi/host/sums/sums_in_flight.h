@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <list>
 #include <memory>
 #include <set>
@@ -26,6 +27,7 @@ class SumsInFlight {
   std::unique_ptr<SumPass> TakeFirst();
 
   bool empty() const { return sums_.empty(); }
+  size_t count(Way way) const { return counts_[static_cast<size_t>(way)]; }
   // Finds a sum by its name in this segment's; the segment may be out of its range. Null if it isn't here.
   SumPass* Find(const SegmentId& id) const;
   // The sum with the fewest segments left to place, of several the one that was added first: a small one isn't stuck
@@ -35,6 +37,12 @@ class SumsInFlight {
   SumPass* ShortestOpposite(const SumPass& sum, uint32_t segments_left) const;
   // The one that was started first; null if there is none.
   const SumPass* Oldest() const;
+
+  // Keeps a sum from being placed until it is released (early_sums.h).
+  void Hold(SumPass& sum);
+  void Release(SumPass& sum);
+  // The held sum that was added first, if all sums are held; else null.
+  SumPass* FirstHeldIfAlone() const { return held_.size() == sums_.size() && !held_.empty() ? held_.front() : nullptr; }
 
   // Tells that the first `elements` elements of `sum` can be read.
   void OnReady(SumPass& sum, uint64_t elements);
@@ -57,6 +65,8 @@ class SumsInFlight {
   Sums sums_;                                                           // in the order in which they were added
   std::unordered_map<SegmentId, Sums::iterator, SegmentIdHash> named_;  // by the name of the first segment
   std::array<std::set<ToPlace>, kWays> to_place_;                       // those whose next segment is ready, by way
+  std::array<size_t, kWays> counts_ = {};                               // of sums, by way
+  std::deque<SumPass*> held_;                                           // in the order in which they were added
   uint64_t next_number_ = 0;
   uint64_t placed_ = 0;
 };

@@ -22,6 +22,7 @@ conditional=1
 moves=scatter
 rows_inside=6
 rows_alone=1
+early=1
 root=7
 devices=0,1,2048,2049
 )";

@@ -32,6 +32,7 @@ TEST(SumSpec, everyFieldIsRead) {
   EXPECT_EQ(spec.moves, Moves::kScatter);
   EXPECT_EQ(spec.rows_inside, 6u);
   EXPECT_TRUE(spec.rows_alone);
+  EXPECT_TRUE(spec.early);
   EXPECT_EQ(spec.root, 7u);
   EXPECT_EQ(spec.devices, "0,1,2048,2049");
   EXPECT_TRUE(spec.residuals);

@@ -80,10 +80,11 @@ class Cluster {
   void Pause(uint32_t rank, int64_t pause_us) { packets_.Pause(MachineOf(rank), now_us() + pause_us); }
 
   uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op = Op::kSum,
-                   WireDtype wire_dtype = WireDtype::kFull, Moves moves = Moves::kAll) {
-    return packets_.AddSite(dtype, std::move(leaves), device_count, op, wire_dtype, moves);
+                   WireDtype wire_dtype = WireDtype::kFull, Moves moves = Moves::kAll, bool early = false) {
+    return packets_.AddSite(dtype, std::move(leaves), device_count, op, wire_dtype, moves, early);
   }
-  // One execution of a program that calls `sites`: every rank issues them in its own order and at its own pace.
+  // One execution of a program that calls `sites`: every rank issues them in its own order and at its own pace. But it
+  // issues an early sum behind those before it, and on some ranks only when they are done.
   uint32_t Execute(const std::vector<uint32_t>& sites, int64_t spread_us) {
     for (const uint32_t host : hosts_) packets_.Execute(host, executions_, sites, spread_us);
     return executions_++;
@@ -226,7 +227,9 @@ class Cluster {
     if (auto* failure = std::get_if<Failure>(of_rank)) failures_[rank] = std::move(*failure);
     if (auto* found = std::get_if<NonFinite>(of_rank)) non_finite_[rank].push_back(std::move(*found));
     if (const auto* order = std::get_if<OrderMessage>(of_rank)) {
-      for (uint32_t to = 1; to < options_.world_size; ++to) Relay(to, order->bytes);
+      for (uint32_t to = 0; to < options_.world_size; ++to) {
+        if (to != rank && (rank == 0 || to == 0)) Relay(to, order->bytes);
+      }
     }
   }
 

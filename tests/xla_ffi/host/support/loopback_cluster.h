@@ -159,7 +159,7 @@ class LoopbackCluster {
       if (!event.has_value()) continue;
       if (const auto* order = std::get_if<OrderMessage>(&*event)) {
         for (uint32_t other = 0; other < hosts_.size(); ++other) {
-          if (other != rank) hosts_[other]->DeliverOrderMessage(order->bytes);
+          if (other != rank && (rank == 0 || other == 0)) hosts_[other]->DeliverOrderMessage(order->bytes);
         }
       } else if (const auto* lost = std::get_if<GroupLost>(&*event)) {
         switches_[lost->shard]->StopMulticast(1);
