@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
+#include <utility>
 
 #include "wire/header.h"
 
@@ -95,7 +96,11 @@ void SlotWindow::OnResult(uint64_t position, int64_t now_us, bool in_order) {
   if (IsAsked(path)) {
     path.revived_us = now_us;
   } else if (now_us > path.progress_us) {
-    path.gap_us = std::max(now_us - std::max(path.progress_us, chunk.sent_us), path.gap_us - path.gap_us / 8);
+    if (now_us > path.gaps_since_us + kGapsOfLateUs) {
+      path.gap_before_us = std::exchange(path.gap_us, 0);
+      path.gaps_since_us = now_us;
+    }
+    path.gap_us = std::max(now_us - std::max(path.progress_us, chunk.sent_us), path.gap_us);
   }
   path.progress_us = now_us;
   if (in_order) {

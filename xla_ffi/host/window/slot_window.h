@@ -115,7 +115,9 @@ class SlotWindow {
     uint64_t answered_number = 0;    // the latest of those that were sent once, in order, and have their result,
     uint64_t answered_position = 0;  // and the last position
     int64_t progress_us = 0;         // when the last result came,
-    int64_t gap_us = 0;              // how long there was none, of late,
+    int64_t gap_us = 0;              // how long there was none at most, of late,
+    int64_t gap_before_us = 0;       // and in the time before that,
+    int64_t gaps_since_us = 0;       // which ended here,
     int64_t revived_us = 0;          // and the last one that came first after a burst
     // The last send when a silence began: all up to it are taken for lost, and are sent again in bursts.
     uint64_t lost_number = 0;
@@ -152,9 +154,10 @@ class SlotWindow {
   // Results come one after the other, or a super-packet of them at a time. If none comes for twice as long as between
   // any of late, and no less than this, and a least round trip, then what is next may be lost.
   static constexpr int64_t kMinGapUs = 200;
+  static constexpr int64_t kGapsOfLateUs = 10'000;  // at 0.25 Gbit/s a super-packet takes 2 ms
   int64_t GapUs(const Path& path) const {
     const int64_t least_us = round_trip_us() > 0 ? round_trip_.least_us() : 0;
-    return std::min(std::max(kMinGapUs, 2 * path.gap_us) + least_us, rto_us());
+    return std::min(std::max(kMinGapUs, 2 * std::max(path.gap_us, path.gap_before_us)) + least_us, rto_us());
   }
   // When the result of a chunk is late: two chunks are sent again, which show whether it is lost.
   int64_t AskUs(const Path& path, const Chunk& first_waiting) const;
