@@ -104,7 +104,7 @@ class Star:
 
     def add_site(self, elements: int, dtype: str = "int32", moves: str = "all") -> int:
         return self.packets.add_site(
-            dtype=dtype, leaves=[elements], device_count=1, maxima=False, wire="full", moves=moves, early=False
+            dtype=dtype, leaves=[elements], device_count=1, maxima=False, wire="full", moves=moves, early=moves != "all"
         )
 
     @property

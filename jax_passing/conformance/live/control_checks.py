@@ -61,14 +61,16 @@ def checks(join: Join) -> list[Check]:
     def relays() -> str:
         said = [messages.Relay(b"one"), messages.Relay(b"two")]
         with closing(join(3)) as job:
-            for message in said:
-                job.control_of(0).send(message)
-            for rank in (1, 2):
-                came = [_next(job, rank) for _ in said]
-                if came != said:
-                    return f"rank 0 said {said}, rank {rank} was told {came}"
-            if (back := _next(job, 0, QUIET_S)) is not None:
-                return f"rank 0 said {said}, and was told {back}"
+            for speaker, others in ((0, (1, 2)), (1, (0,))):
+                for message in said:
+                    job.control_of(speaker).send(message)
+                for rank in others:
+                    came = [_next(job, rank) for _ in said]
+                    if came != said:
+                        return f"rank {speaker} said {said}, rank {rank} was told {came}"
+                for rank in {0, 1, 2} - set(others):
+                    if (told := _next(job, rank, QUIET_S)) is not None:
+                        return f"rank {speaker} said {said}, and rank {rank} was told {told}"
         return ""
 
     def leaving() -> str:
@@ -101,7 +103,7 @@ def checks(join: Join) -> list[Check]:
             starts_again
         ),
         "heartbeats are echoed": heartbeats,
-        "messages that rank 0 relays come to all others, in order": relays,
+        "what rank 0 says comes to all others, and what others say to rank 0, in order": relays,
         "Left is said when the first has left, Bye when all have, not before": leaving,
         "a connection that breaks ends the job: all others are told at once": breaking,
     }

@@ -17,6 +17,7 @@ from jax_passing.errors import (
     UsageError,
 )
 from support.jax.collective_cases import numbers, on_grid, on_mesh, same, same_bits
+from support.jax.lowered_sums import calls, lowered, mapped
 
 pytestmark = pytest.mark.usefixtures("session")
 
@@ -140,3 +141,23 @@ def test_types_under_check_vma_are_those_of_lax():
         return x
 
     on_mesh(f, check_vma=True)(jnp.ones((16, 2)))
+
+
+def test_a_large_gather_and_scatter_travel_together():
+    """The second one waits for the turn of the first; what else follows waits until both are done."""
+
+    def f(x, row):
+        scattered = jax_passing.psum_scatter(x, "d", tiled=True)
+        gathered = jax_passing.all_gather(row, "d", tiled=True)
+        return scattered, gathered, jax_passing.psum(row[:3], "d"), jax_passing.all_gather(row[:3], "d", tiled=True)
+
+    both = mapped(f, in_specs=(P(), P("d")), out_specs=(P("d"), P(), P(), P()))
+    text = lowered(both, jnp.ones(1 << 18), jnp.ones(1 << 18), platform="cpu")
+    first, second = (f"%{result}" for result, *_ in calls(text, "passing_turn"))
+    early = calls(text, "passing_early")
+    assert [operands[1] for _, operands, *_ in calls(text, "passing_turn")][1] == f"{first}#0"
+    assert [operands[-1] for _, operands, *_ in early] == [f"{first}#1", f"{second}#1"]
+    assert [aliases for *_, aliases in early] == [[("", "2")]] * 2
+    assert [spec["early"] for _, _, spec, _ in [*early, *calls(text)]] == ["1", "1", "0", "0"]
+    held = [operands[1] for _, operands, *_ in calls(text, "passing_hold") if operands]
+    assert held == [f"%{result}" for result, *_ in early]

@@ -115,10 +115,17 @@ def test_what_a_host_runs_is_told_with_a_deadline_that_others_missed(hosts):
 
 
 @pytest.mark.parametrize("payload", [b"", b"\2", b"\1{}", b"x"], ids=repr)
-def test_what_rank_0_doesnt_relay(payload):
+def test_what_rank_0_doesnt_say(payload):
     host = DrivenHost()
     host.joins(0)
     host.switch(0, messages.Relay(payload))
+    assert host.ranks.failure.kind == "SwitchLostError"
+
+
+def test_nobody_tells_rank_0_of_its_programs():
+    host = DrivenHost(rank=0)
+    host.joins(0)
+    host.switch(0, messages.Relay(messages.RELAYED_PROGRAM + programs.encode(programs.bounded(program(identity())))))
     assert host.ranks.failure.kind == "SwitchLostError"
 
 

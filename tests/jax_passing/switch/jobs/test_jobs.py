@@ -129,6 +129,17 @@ async def test_rank_0_is_relayed_to_all_racks_in_order(tree, root, left, right):
 
 
 @in_tree()
+async def test_others_are_relayed_to_rank_0_alone(tree, root, left, right):
+    hosts, _ = await job(left, right)
+    for host in (3, 1, 2):
+        hosts[host].send(messages.Relay(bytes([host])))
+        assert (await hosts[0].receive()).payload == bytes([host])
+    hosts[0].send(messages.Relay(b"last"))
+    for host in hosts[1:]:
+        assert (await host.receive()).payload == b"last"
+
+
+@in_tree()
 async def test_all_hosts_hear_of_the_first_that_leaves(tree, root, left, right):
     hosts, _ = await job(left, right)
     hosts[2].send(messages.Leave(7))

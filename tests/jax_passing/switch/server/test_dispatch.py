@@ -47,13 +47,6 @@ async def test_a_rack_whose_ranks_are_refused_again_and_again_loses_its_connecti
     assert root.plane.stats()["messages_malformed"] == 1
 
 
-@in_tree()
-async def test_nobody_but_rank_0_is_relayed(tree, root, left, right):
-    hosts, _ = await job(left, right)
-    hosts[2].send(messages.Relay(b"x"))
-    assert (await hosts[0].receive()).ranks == (2,)
-
-
 @settings(max_examples=60)
 @given(st.lists(foreign_messages, max_size=6))
 def test_nothing_that_a_rack_says_stops_its_parent(several):
@@ -69,7 +62,6 @@ def test_nothing_that_a_rack_says_stops_its_parent(several):
 
 
 BAD_LINES = [
-    messages.Relay(b"x"),
     messages.Left((0,)),
     messages.Fail("KeyboardInterrupt", ""),
     messages.RankJoin(1, 2, "i", "h", 1, {}, 9.0, 9.0, 256, 360, False, ("r",)),
