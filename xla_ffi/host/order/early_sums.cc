@@ -63,7 +63,7 @@ bool EarlySums::OnTold(std::span<const uint8_t> message) {
 }
 
 void EarlySums::Release() {
-  SumPass* const next = sums_.FirstHeldIfAlone();
+  SumPass* const next = sums_.FirstIfHeld();
   if (next == nullptr) return;
   came_.erase(next->IdOf(0));
   sums_.Release(*next);

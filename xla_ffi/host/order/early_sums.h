@@ -1,7 +1,7 @@
 // A call of XLA may come to a sum while those before it in the program are under way; on another host it may come when
 // they are done, as XLA has laid its memory over theirs. If rank 0 placed such a sum beside them too soon, it would take
 // slots that they need, and the job would stand still. So rank 0 holds an *early* sum back (SumSpec::early) until the
-// followers have said that they came to it, too, or nothing else is under way.
+// followers have said that they came to it, too, or all that were issued before it are done.
 #ifndef XLA_FFI_HOST_ORDER_EARLY_SUMS_H_
 #define XLA_FFI_HOST_ORDER_EARLY_SUMS_H_
 
@@ -21,7 +21,7 @@ namespace passing {
 
 class EarlySums {
  public:
-  // So many sums at most are known by what followers said; then all are forgotten, and have to wait for their turns.
+  // Beyond this number of sums that followers told of, all are forgotten: these wait until those before them are done.
   static constexpr size_t kMaxKnown = 1 << 14;
 
   EarlySums(SumsInFlight& sums, const Rank& rank) : sums_(sums), rank_(rank) {}
@@ -31,7 +31,7 @@ class EarlySums {
 
   // Rank 0: a follower says this. Returns false if it makes no sense.
   bool OnTold(std::span<const uint8_t> message);
-  // Rank 0: lets the next sum go that is held back, if it has to wait for nothing any more.
+  // Rank 0: lets the first sum go, if it is held back.
   void Release();
 
  private:

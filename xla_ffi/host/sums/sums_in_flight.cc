@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cassert>
-#include <iterator>
 #include <utility>
 
 namespace passing {
@@ -10,9 +9,9 @@ namespace passing {
 SumPass& SumsInFlight::Add(std::unique_ptr<SumPass> sum) {
   SumPass& added = *sum;
   added.OnIssued({.number = next_number_++, .placed_before = placed_});
-  sums_.push_back(std::move(sum));
+  const auto at = sums_.insert(added.pass() == 0 ? sums_.end() : sums_.begin(), std::move(sum));
   ++counts_[static_cast<size_t>(added.way())];
-  const bool is_new = named_.emplace(NameOf(added), std::prev(sums_.end())).second;
+  const bool is_new = named_.emplace(NameOf(added), at).second;
   assert(is_new);
   static_cast<void>(is_new);  // should assertions ever be off
   if (added.IsNextReady()) QueueOf(added).insert(EntryOf(added));
@@ -27,7 +26,6 @@ std::unique_ptr<SumPass> SumsInFlight::Take(SumPass& sum) {
   named_.erase(found);
   QueueOf(sum).erase(EntryOf(sum));
   --counts_[static_cast<size_t>(sum.way())];
-  if (sum.is_held()) std::erase(held_, &sum);
   return taken;
 }
 
@@ -67,12 +65,10 @@ const SumPass* SumsInFlight::Oldest() const {
 void SumsInFlight::Hold(SumPass& sum) {
   QueueOf(sum).erase(EntryOf(sum));
   sum.is_held_ = true;
-  held_.push_back(&sum);
 }
 
 void SumsInFlight::Release(SumPass& sum) {
   sum.is_held_ = false;
-  std::erase(held_, &sum);
   if (sum.IsNextReady()) QueueOf(sum).insert(EntryOf(sum));
 }
 

@@ -6,7 +6,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <list>
 #include <memory>
 #include <set>
@@ -41,8 +40,8 @@ class SumsInFlight {
   // Keeps a sum from being placed until it is released (early_sums.h).
   void Hold(SumPass& sum);
   void Release(SumPass& sum);
-  // The held sum that was added first, if all sums are held; else null.
-  SumPass* FirstHeldIfAlone() const { return held_.size() == sums_.size() && !held_.empty() ? held_.front() : nullptr; }
+  // The sum with none before it, if it is held; else null.
+  SumPass* FirstIfHeld() const { return sums_.empty() || !sums_.front()->is_held() ? nullptr : sums_.front().get(); }
 
   // Tells that the first `elements` elements of `sum` can be read.
   void OnReady(SumPass& sum, uint64_t elements);
@@ -62,11 +61,10 @@ class SumsInFlight {
   // Moves `sum` among those with a segment to place.
   void Reorder(const ToPlace& before, SumPass& sum);
 
-  Sums sums_;                                                           // in the order in which they were added
+  Sums sums_;  // in the order in which they were added, but second passes before all others
   std::unordered_map<SegmentId, Sums::iterator, SegmentIdHash> named_;  // by the name of the first segment
   std::array<std::set<ToPlace>, kWays> to_place_;                       // those whose next segment is ready, by way
   std::array<size_t, kWays> counts_ = {};                               // of sums, by way
-  std::deque<SumPass*> held_;                                           // in the order in which they were added
   uint64_t next_number_ = 0;
   uint64_t placed_ = 0;
 };

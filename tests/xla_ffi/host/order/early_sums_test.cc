@@ -55,6 +55,7 @@ TEST(EarlySums, rankZeroWaitsForAllOthersOrForTheSumsBefore) {
   EXPECT_FALSE(second.is_held());
 
   SumPass& third = zero.Issue(3, Moves::kScatter);
+  zero.Issue(9, Moves::kAll, /*early=*/false);  // for which nothing waits that came before it
   zero.sums.Take(first);
   zero.early_sums.Release();
   EXPECT_TRUE(third.is_held());
