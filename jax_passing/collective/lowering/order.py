@@ -11,8 +11,8 @@ don't wait for each other's buffers, as what uses them is held behind all of the
 beside them and buffers of their size XLA doesn't take the program for a small one.
 
 Gathers and scatters are another one, as they load opposite directions of the links: a large one is *early*. It doesn't
-wait until those before it are done, only until they have had their turns, for which they have calls of their own
-(cpu.py). It may have to wait all the same, for memory, on some hosts: rank 0 finds out (xla_ffi/host/order/early_sums.h).
+wait until early ones before it are done, only until they have had their turns, for which they have calls of their own
+(cpu.py). On some hosts it may have to wait all the same, for memory: xla_ffi/host/order/early_sums.h.
 
 What a loop or branch comes to must be the same on all hosts, but may not be. So beside the outermost one goes a visit,
 which counts the executions of the program: a sum meets only those of the same execution.
@@ -63,9 +63,7 @@ class BlockOrder:
         """Returns the order of the block that is being lowered."""
         return lowered_modules.of_block(ctx, cls)
 
-    def enter(
-        self, ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, may_be_early: bool = False
-    ) -> "Turn":
+    def enter(self, ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, may_be_early: bool = False) -> "Turn":
         """Gives a call its turn, behind those before it.
 
         Args:
@@ -86,8 +84,8 @@ class BlockOrder:
         return Turn(self, self._before, len(self._after))
 
     def leave(self, turn: "Turn", after: Any, results: Sequence[Any], avals: Sequence[Any]) -> None:
-        """Notes that the call with this turn is made, with results of these types: `after` is int32[] that is there when
-        it is done, on GPU when it has started, or when an early one has had its turn."""
+        """Notes that the call with this turn is made, with results of these types: `after` is int32[] that is there
+        when it is done, on GPU when it has started, or when an early one has had its turn."""
         self._after.append(after)
         self._tokens.update((result, (turn.before, after)) for result in results)
         if turn.is_early:

@@ -157,9 +157,7 @@ class Packets {
   void Probe(uint32_t number, const Endpoint& group, const wire::ProbeName& name, uint16_t lanes);
   const SwitchCore& CoreOf(uint32_t number) const { return *switches_.at(number).core; }
 
-  // Hosts.
-
-  // `moves`: if not all, each rank has a row of each leaf, of the first device.
+  // Hosts. `moves`: if not all, each rank has a row of each leaf, of the first device.
   uint32_t AddSite(DType dtype, std::vector<uint64_t> leaves, uint32_t device_count, Op op, WireDtype wire_dtype,
                    Moves moves = Moves::kAll, bool early = false);
   // `sockets`: by shard, which it takes over. The hosts of one `incarnation` add up with one another and nobody else.
@@ -243,8 +241,7 @@ class Packets {
     std::unique_ptr<RankCore> core{};
     std::map<CallKey, HostBuffers> calls{};  // under way
     std::map<uint32_t, uint32_t> left_of{};  // sums of each execution
-    // Early sums that aren't issued yet, in order, and those before them that must be done first.
-    std::vector<std::pair<CallKey, std::set<CallKey>>> late{};
+    std::vector<std::pair<CallKey, std::set<CallKey>>> late{};  // early sums to be issued, once these are done
     int64_t wake_us = INT64_MAX;
     int64_t progress_us = 0;  // when it last began to wait, got a result, or was woken from a pause
   };
@@ -291,8 +288,6 @@ class Packets {
   void OnHost(const Socket& socket, std::span<const uint8_t> packet, bool by_group);
   void OnEvent(uint32_t number, RankEvent event);
   void Issue(uint32_t number, const CallKey& key);
-  bool IsLate(uint32_t number, const CallKey& key) const;
-  void IssueLate(uint32_t number, const CallKey& done);
   void DeliverLate(uint32_t number, const CallKey& key, Sum& sum);
   std::shared_ptr<HostBuffers> RowsAlone(uint32_t number, const CallKey& key, Sum& sum);
   void DeliverNext(uint32_t number, const CallKey& key, const SumKey& sum_key,

@@ -75,7 +75,8 @@ void Packets::Execute(uint32_t number, uint32_t execution, const std::vector<uin
     last_us = std::max(last_us, delay_us);
     const bool early = sites_[site]->early;
     if (early) delay_us = last_us;
-    if (early && IsLate(number, key)) awaited = before;
+    std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, std::get<2>(key), 3u};
+    if (early && std::mt19937_64(seeds)() % 2 == 0) awaited = before;  // XLA lays its memory over theirs
     if (early && !awaited.empty()) {
       host.late.emplace_back(key, awaited);
     } else {
@@ -83,23 +84,6 @@ void Packets::Execute(uint32_t number, uint32_t execution, const std::vector<uin
     }
     before.insert(key);
   }
-}
-
-// XLA may lay the memory of an early sum over that of those before it.
-bool Packets::IsLate(uint32_t number, const CallKey& key) const {
-  const auto [site, execution, step] = key;
-  std::seed_seq seeds{static_cast<uint32_t>(seed_), number, site, execution, step, 3u};
-  return std::mt19937_64(seeds)() % 2 == 0;
-}
-
-void Packets::IssueLate(uint32_t number, const CallKey& done) {
-  auto& late = hosts_.at(number).late;
-  for (auto& [key, before] : late) before.erase(done);
-  std::erase_if(late, [&](const auto& each) {
-    if (!each.second.empty()) return false;
-    network_.After(0, [this, number, key = each.first] { Issue(number, key); });
-    return true;
-  });
 }
 
 void Packets::RemoveHost(uint32_t number) {
@@ -257,7 +241,11 @@ void Packets::OnDone(uint32_t number, const CallKey& key, const Failure* failure
   if (!AreRight(host, key, shape.elements())) Violate(number, "wrong sum: " + shape.site_name);
   ++sums_right_;
   host.calls.erase(found);
-  IssueLate(number, key);
+  std::erase_if(host.late, [this, number, &key](auto& late) {
+    late.second.erase(key);
+    if (late.second.empty()) network_.After(0, [this, number, issued = late.first] { Issue(number, issued); });
+    return late.second.empty();
+  });
   if (--host.left_of.at(std::get<1>(key)) > 0) return;
   host.left_of.erase(std::get<1>(key));
   events_.push_back({number, Executed{std::get<1>(key)}});
