@@ -239,8 +239,8 @@ class Packets {
     std::vector<uint32_t> sockets{};
     std::vector<std::unique_ptr<FakeDriver>> drivers{};
     std::unique_ptr<RankCore> core{};
-    std::map<CallKey, HostBuffers> calls{};  // under way
-    std::map<uint32_t, uint32_t> left_of{};  // sums of each execution
+    std::map<CallKey, HostBuffers> calls{};                     // under way
+    std::map<uint32_t, uint32_t> left_of{};                     // sums of each execution
     std::vector<std::pair<CallKey, std::set<CallKey>>> late{};  // early sums to be issued, once these are done
     int64_t wake_us = INT64_MAX;
     int64_t progress_us = 0;  // when it last began to wait, got a result, or was woken from a pause

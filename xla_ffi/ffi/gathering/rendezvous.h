@@ -118,7 +118,7 @@ class Rendezvous {
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
   // Memory of the early sums that had turns and haven't started, in order; by execution and device.
   std::map<std::pair<int32_t, int64_t>, std::deque<const void*>> turns_;
-  std::vector<OpenGathering> failed_;                                           // of this attachment
+  std::vector<OpenGathering> failed_;  // of this attachment
   SeenExecutions seen_;
   uint64_t attachment_number_ = 1;         // before the first one
   std::unordered_set<uint64_t> had_once_;  // the names of this attachment's sums that come only once

@@ -1,7 +1,7 @@
 // A call of XLA may come to a sum while those before it in the program are under way; on another host it may come when
-// they are done, as XLA has laid its memory over theirs. If rank 0 placed such a sum beside them too soon, it would take
-// slots that they need, and the job would stand still. So rank 0 holds an *early* sum back (SumSpec::early) until the
-// followers have said that they came to it, too, or all that were issued before it are done.
+// they are done, as XLA has laid its memory over theirs. If rank 0 placed such a sum beside them too soon, it would
+// take slots that they need, and the job would stand still. So rank 0 holds an *early* sum back (SumSpec::early) until
+// the followers have said that they came to it, too, or all that were issued before it are done.
 #ifndef XLA_FFI_HOST_ORDER_EARLY_SUMS_H_
 #define XLA_FFI_HOST_ORDER_EARLY_SUMS_H_
 

@@ -90,8 +90,9 @@ TEST(EarlySums, namesThatNobodyIssuesFillNoMemory) {
   zero.Tell(one.told);
   for (size_t i = 0; i < EarlySums::kMaxKnown; ++i) {
     std::string name(16, '\xFF');
-    name.replace(0, 4, {static_cast<char>(i >> 24), static_cast<char>(i >> 16), static_cast<char>(i >> 8),
-                        static_cast<char>(i)});
+    name.replace(
+        0, 4,
+        {static_cast<char>(i >> 24), static_cast<char>(i >> 16), static_cast<char>(i >> 8), static_cast<char>(i)});
     ASSERT_TRUE(zero.Tell(name));
   }
   zero.Tell(one.told);  // the first time is forgotten
