@@ -61,7 +61,6 @@ void AllReduce::Issue(std::unique_ptr<SumPass> sum) {
 // sum finds room there, and goes ahead of what has its place and isn't sent yet.
 void AllReduce::PlaceIssued(int64_t now_us) {
   const uint32_t kept_free = packets_.sharding().window() / 4;
-  early_sums_.Release();
   while (order_.next_position() + kept_free < window_.end()) {
     const SumPass* sum = leader_.Next(order_, log_.sums(), now_us);
     if (sum == nullptr) break;
@@ -93,9 +92,10 @@ std::optional<Failure> AllReduce::OnOrderMessage(std::span<const uint8_t> messag
     const auto change = leads_ ? std::nullopt : order_.Read(message);
     if (!change || !DropEntriesFrom(change->keep)) {
       // The log and the order may be half changed: nothing acts on them any more.
-      failure_ = {"ProtocolError",
-                  "rank 0's order of sums doesn't fit this host's. This is a defect of jax_passing, or the control "
-                  "connection carried foreign data. Restart the job; please report it with the logs of all hosts."};
+      failure_ = {
+          "ProtocolError",
+          "what another host says of the order of sums doesn't fit this host's. This is a defect of jax_passing, "
+          "or the control connection carried foreign data. Restart the job; please report it with all logs."};
       return failure_;
     }
     for (const LogEntry& entry : change->entries) AddEntry(entry);

@@ -33,6 +33,9 @@ Failure DeadlineExceeded(const JobConfig& job, const Stall& stall, int64_t stall
   } else if (!stall.job_is_at.empty()) {
     waits = "rank 0 comes to " + stall.job_is_at + " first, which this host hasn't started";
     advice = "The hosts run different programs, or this one is late with that sum.";
+  } else if (stall.waits_for_order && job.rank == 0) {
+    waits = "another host hasn't come to this sum";
+    advice = "It is slow or stopped, or runs another program: look at the other hosts' logs.";
   } else if (stall.waits_for_order) {
     waits = "rank 0 hasn't started this sum";
     advice = "Rank 0 is slow or stopped, or runs another program: look at its log.";

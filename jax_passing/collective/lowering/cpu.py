@@ -45,16 +45,16 @@ def emit_rows(
     """Writes the calls of a gather or scatter whose devices bring, or take, their own rows alone. `ctx` has the types
     that its leaves have in a sum, and the others are those of the call.
 
-    An early one has a call for its turn, which is over when the leaves are there: the next early one waits for that
-    alone. It gives the sum the memory of its results, so that the sum has nothing to wait for from then on. (Were that
-    laid over an array which needs the sum behind it, both would wait for each other.)
+    A large one has a call for its turn, which is over when the leaves are there: the next one waits for that alone. It
+    gives the sum the memory of its results, so that the sum has nothing to wait for from then on. (Were that laid over
+    an array which needs the sum behind it, both would wait for each other.)
     """
     register_ffi()
     make_larger(ctx, turn)
-    text = replace(spec, moves=site.moves, rows_alone=True, early=turn.is_early).encode()
+    text = replace(spec, moves=site.moves, rows_alone=True).encode()
     position = group_and_member(ctx, site.axes)
     own = ctx.replace(primitive=None, avals_in=[POSITION, INT32, *avals_in], avals_out=[INT32, *avals_out])
-    if not turn.is_early:
+    if not turn.is_call:
         call = jax.ffi.ffi_lowering("passing_psum", has_side_effect=has_side_effect(ctx))
         after, *results = call(own, position, turn.before, *leaves, spec=text)
         return after, results

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -56,10 +57,10 @@ def carried_of(ctx: mlir.LoweringRuleContext) -> list[int]:
 
 
 def lower_in_turn(
-    emit: Emit, ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], site: Site, early_avals: Sequence[Any] = ()
+    emit: Emit, ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], site: Site, row_avals: Sequence[Any] = ()
 ) -> Sequence[Any]:
     """Lowers the calls of a sum over the hosts, in the order of the program, and returns the results of the leaves that
-    aren't empty. Where `emit` has a call for the turn of an early sum, `early_avals` are the types of its results."""
+    aren't empty. Where large gathers and scatters have calls for their turns, `row_avals` are the results' types."""
     carried = carried_of(ctx)
     if not carried:
         return []
@@ -68,9 +69,10 @@ def lower_in_turn(
     site = site.only(carried)
     spec = describe(ctx, site)
     size_bytes = sum(aval.size * aval.dtype.itemsize for aval in avals)
-    turn = BlockOrder.of(ctx).enter(ctx, site, size_bytes, may_be_early=bool(early_avals))
+    turn = BlockOrder.of(ctx).enter(ctx, site, size_bytes, has_turns=bool(row_avals))
+    spec = replace(spec, early=turn.is_early)
     after, results = emit(ctx, site, spec, [leaves[i] for i in carried], turn)
-    turn.order.leave(turn, after, results, early_avals)
+    turn.order.leave(turn, after, results, row_avals)
     return results
 
 

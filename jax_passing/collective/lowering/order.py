@@ -10,9 +10,10 @@ The buckets of one call are an exception, as they should travel side by side: la
 don't wait for each other's buffers, as what uses them is held behind all of them (hold.py); and with idle operations
 beside them and buffers of their size XLA doesn't take the program for a small one.
 
-Gathers and scatters are another one, as they load opposite directions of the links: a large one is *early*. It doesn't
-wait until early ones before it are done, only until they have had their turns, for which they have calls of their own
-(cpu.py). On some hosts it may have to wait all the same, for memory: xla_ffi/host/order/early_sums.h.
+Large gathers and scatters are another one, as they load opposite directions of the links. On CPU they have calls of
+their own for their turns (cpu.py), and one doesn't wait until those of them right before it are done, only until they
+have had their turns. On some hosts it may have to wait all the same, for memory. So it is *early*: rank 0 lets it begin
+when all hosts have come to it (xla_ffi/host/order/early_sums.h).
 
 What a loop or branch comes to must be the same on all hosts, but may not be. So beside the outermost one goes a visit,
 which counts the executions of the program: a sum meets only those of the same execution.
@@ -39,7 +40,7 @@ from jax_passing.host import scope as scopes
 
 LARGE_BYTES = 1 << 16  # XLA's limit is 512; beside them one more round trip on a network doesn't count
 
-EARLY_BYTES = 1 << 20  # beside them a message to rank 0 doesn't count
+EARLY_BYTES = 1 << 20  # beside them a message of each host to rank 0 doesn't count
 
 _IDLE_CALLS = 8  # XLA runs up to eight operations one after the other, whatever their size
 
@@ -54,7 +55,8 @@ class BlockOrder:
         self._group: object = None
         self._before: Any = None  # what the group's calls had to wait for
         self._after: list[Any] = []  # what is there when they are done, or have had their turns
-        self._early: list[tuple[Any, Any]] = []  # a result, and its type, of each early call that may not be done
+        self._had_turns: list[tuple[Any, Any]] = []  # of calls that may not be done: a result, and its type
+        self._may_be_behind = False  # is the last call one beside which an early one may start?
         self._tokens: dict[Any, tuple[Any, Any]] = {}  # by result of a call: what is before and after the call
         self._shared: dict[object, Any] = {}  # what its calls have in common
 
@@ -63,33 +65,35 @@ class BlockOrder:
         """Returns the order of the block that is being lowered."""
         return lowered_modules.of_block(ctx, cls)
 
-    def enter(self, ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, may_be_early: bool = False) -> "Turn":
+    def enter(self, ctx: mlir.LoweringRuleContext, site: Site, size_bytes: int, has_turns: bool = False) -> "Turn":
         """Gives a call its turn, behind those before it.
 
         Args:
           ctx: lowering context of the call.
           site: the sum that is called.
           size_bytes: total of its leaves.
-          may_be_early: it has a call for its turn, where XLA calls our handlers.
+          has_turns: a large gather or scatter has a call for its turn here.
         """
-        if may_be_early and size_bytes >= EARLY_BYTES and meshes.lowering_mesh(ctx).all_manual:
-            self._group, self._before, self._after = object(), _sum_of(ctx, self._after), []
-            return Turn(self, self._before, 0, is_early=True)
+        # Alike on all hosts, whatever their devices are.
+        one_way = site.moves in ("gather", "scatter") and size_bytes >= EARLY_BYTES
+        one_way = one_way and meshes.lowering_mesh(ctx).all_manual
+        is_early = one_way and self._may_be_behind
         # A call that blocks its device can't have others beside it.
         side_by_side = size_bytes >= LARGE_BYTES and not platforms.by_host_calls(ctx)
-        group = site.call_of_all_buckets if side_by_side else object()
+        group = (site.call_of_all_buckets, one_way) if side_by_side else object()
         if self._group != group or not self._after:
-            self._before = self.done(ctx)
+            self._before = _sum_of(ctx, self._after) if one_way and has_turns else self.done(ctx)
             self._group, self._after = group, []
-        return Turn(self, self._before, len(self._after))
+        self._may_be_behind = one_way
+        return Turn(self, self._before, len(self._after), one_way and has_turns, is_early)
 
     def leave(self, turn: "Turn", after: Any, results: Sequence[Any], avals: Sequence[Any]) -> None:
         """Notes that the call with this turn is made, with results of these types: `after` is int32[] that is there
-        when it is done, on GPU when it has started, or when an early one has had its turn."""
+        when it is done, on GPU when it has started, or when it has had its turn in a call of its own."""
         self._after.append(after)
         self._tokens.update((result, (turn.before, after)) for result in results)
-        if turn.is_early:
-            self._early.append((avals[0], results[0]))
+        if turn.is_call:
+            self._had_turns.append((avals[0], results[0]))
 
     @property
     def last(self) -> list[Any]:
@@ -98,8 +102,11 @@ class BlockOrder:
 
     def done(self, ctx: mlir.LoweringRuleContext) -> Any:
         """Lowers int32[] that is there when all calls so far are done."""
-        early, self._early = self._early, []
-        return _sum_of(ctx, [*self._after, *(hold_until(ctx, INT32, _zero(), *each) for each in early)])
+        held = [hold_until(ctx, INT32, _zero(), *each) for each in self._had_turns]
+        if held:
+            self._group, self._after, self._had_turns = None, [_sum_of(ctx, [*self._after, *held])], []
+        self._may_be_behind = False
+        return _sum_of(ctx, self._after)
 
     def go_on_after(self, after: Any) -> None:
         """Has all further calls wait for this int32[], which is there when the calls so far are done."""
@@ -136,13 +143,15 @@ class Turn(NamedTuple):
       order: that of its block.
       before: int32[] to wait for.
       beside: how many calls of its group come before it.
-      is_early: calls before it, and behind it, may be under way together with it.
+      is_call: it is a call of its own.
+      is_early: `SumSpec.early` of its sum.
     """
 
     order: BlockOrder
     before: Any
     beside: int
-    is_early: bool = False
+    is_call: bool
+    is_early: bool
 
 
 _OUTSIDE = (
@@ -267,7 +276,7 @@ def make_larger(ctx: mlir.LoweringRuleContext, turn: Turn) -> None:
         for _ in range(_IDLE_CALLS):
             _effect(ctx, "passing_hold")
 
-    if (turn.beside == 1 or turn.is_early) and meshes.lowering_mesh(ctx).all_manual:
+    if (turn.beside == 1 or turn.is_call) and meshes.lowering_mesh(ctx).all_manual:
         turn.order.share(make_larger, make)
 
 

@@ -38,8 +38,8 @@ class SumSpec:
       rows_inside: rows of one host that follow one another, and then those of the next host: a device's number among
         the members of this process doesn't count the hosts; 0: it counts all devices.
       rows_alone: the calls bring (moves "gather") or take (moves "scatter") the devices' own rows instead of leaves.
-      early: its calls may come while sums before it are under way on this host, and on another one later
-        (lowering/cpu.py).
+      early: the sum before it in the program may be under way when its calls come, but on some hosts they may come
+        later (lowering/order.py).
       root: whose row it is.
       devices: those of a mesh that spans processes; empty: this process's, which are known when they meet.
     """

@@ -56,7 +56,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *leaves: Any, span: Span, site: Site, 
     if stays_inside(ctx, site):
         return _lower_inside(ctx, leaves, span, site)
     emit = functools.partial(emit_rows, ctx.avals_in, ctx.avals_out)
-    return lower_in_turn(emit, ctx.replace(avals_in=wholes), leaves, site, early_avals=ctx.avals_out)
+    return lower_in_turn(emit, ctx.replace(avals_in=wholes), leaves, site, row_avals=ctx.avals_out)
 
 
 def _lower_inside(ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], span: Span, site: Site) -> Sequence[Any]:

@@ -11,7 +11,7 @@ import jax
 from jax_passing._compat import process
 from jax_passing.collective.naming.sum_spec import beginning, values_of
 
-_CALL = 'custom_call_target="passing_(?:psum(?:_start)?|equal)"'  # of a sum, by FFI
+_CALL = 'custom_call_target="passing_(?:psum(?:_start)?|early|equal)"'  # of a sum, by FFI
 
 
 def fingerprint_of_module(program: str, ordinal: int) -> str | None:

@@ -42,6 +42,8 @@ def explain(stall: "Stall", state: SlotState | None, rank: int, switch: str, dat
         return Explanation("It waits for this host's own GPU, which hasn't delivered what is to be sent next.", (rank,))
     if state is None:
         return Explanation(f"The switch at {switch} doesn't answer questions about it.")
+    if stall.waits_for_order and rank == 0:
+        return Explanation("It waits for another host, which hasn't come to it.")
     if stall.waits_for_order:
         missing: tuple[int, ...] = (0,)
         text = f"It waits for {state.who or 'rank 0'}, which decides the order of sums and hasn't started this one."

@@ -129,7 +129,9 @@ class Dispatcher:
 
     def _on_member(self, epoch: Epoch, member: Member, message: messages.FromMember) -> None:
         match message:
-            case messages.Relay() if epoch.state is EpochState.RUNNING:
+            case messages.Relay(payload) if epoch.state is EpochState.RUNNING and (
+                0 in member.ranks or payload.startswith(messages.RELAYED_ORDER)
+            ):
                 self._jobs.relay(epoch, message, member)
             case messages.GroupReady() | messages.GroupHeard():
                 self._starts.group_answer(epoch, member, message)

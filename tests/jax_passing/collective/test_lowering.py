@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jax_passing
 from jax_passing import _native
 from jax_passing._compat import lowered_modules
-from jax_passing.collective.runtime.compiled_text import fingerprint_of_module
+from jax_passing.collective.runtime.compiled_text import fingerprint_of_module, streams
 from jax_passing.host import scope
 from support.jax.lowered_sums import specs
 
@@ -181,3 +181,12 @@ def test_a_module_has_a_fingerprint():
     assert "2 custom-call" in fingerprint(2)
     assert "(f32[8])->f32[8]" in fingerprint(2)
     assert fingerprint_of_module("jit__lambda on 1 device", 1 << 40) is None
+
+
+def test_a_module_of_large_gathers_has_a_fingerprint_and_a_stream():
+    gather = jax.jit(jax.vmap(lambda x: jax_passing.all_gather(x, "d"), axis_name="d"))
+    compiled = gather.lower(jnp.ones((1, 1 << 18))).compile()
+    (ordinal,) = {int(number) for number in re.findall(r'spec = "ordinal=(\d+)', compiled.as_text())}
+    assert "passing_early" in compiled.as_text()
+    assert fingerprint_of_module("jit__lambda on 1 device", ordinal) is not None
+    assert streams(compiled) == {""}

@@ -35,6 +35,13 @@ TEST(DeadlineExceeded, rankZeroIsLateOrElsewhere) {
       "train.py:41 (execution 0, step 0) made no progress for 2.0 s: rank 0 hasn't started this sum. This is rank "
       "3 of 8, job 'train', epoch 2. Rank 0 is slow or stopped, or runs another program: look at its log. If hosts may "
       "wait that long for each other, raise deadline_s (now 2.0).");
+  JobConfig leader = kJob;
+  leader.rank = 0;
+  EXPECT_EQ(
+      DeadlineExceeded(leader, stall, 2'000'000, "", 2).message,
+      "train.py:41 (execution 0, step 0) made no progress for 2.0 s: another host hasn't come to this sum. This is "
+      "rank 0 of 8, job 'train', epoch 2. It is slow or stopped, or runs another program: look at the other hosts' "
+      "logs. If hosts may wait that long for each other, raise deadline_s (now 2.0).");
   stall.job_is_at = "eval.py:3";
   EXPECT_EQ(DeadlineExceeded(kJob, stall, 2'000'000, "", 2).message,
             "train.py:41 (execution 0, step 0) made no progress for 2.0 s: rank 0 comes to eval.py:3 first, which this "

@@ -53,7 +53,6 @@ bool Rendezvous::Attach(Attachment attachment) {
   FlightRecorder::OfProcess().BeginSession();
   had_once_.clear();
   failed_.clear();
-  turns_.clear();
   watch_ = std::thread(&Rendezvous::Watch, this);
   return true;
 }
@@ -106,65 +105,25 @@ void Rendezvous::Arrive(const std::shared_ptr<const SumSite>& site, Call call) {
     call.done(&*failure);
     return;
   }
-  std::optional<int64_t> here = call.device;
-  for (auto gathering = Add(site, std::move(call)); gathering; here.reset()) {
-    const int32_t run_id = gathering->calls.front().run_id;
-    std::vector<int64_t> devices;
-    for (const Call& each : gathering->calls) devices.push_back(each.device);
-    // Under the lock, so that sums are counted, and programs announced, in the order in which they are complete.
-    const auto name = names_->Name(*gathering->site, run_id, devices);
-    // By name, not by executable: a host may compile a program anew that the others go on with.
-    const auto* key = std::get_if<SumKey>(&name);
-    const bool is_over = key && gathering->calls.front().once && !had_once_.insert(key->site).second;
-    lock.unlock();
-    if (const auto* failure = std::get_if<Failure>(&name)) {
-      FailSession(*failure);
-      Finish(pool_, gathering, failure);
-    } else if (is_over) {
-      Finish(pool_, gathering, nullptr);
-    } else {
-      StartSum(gathering, std::get<SumKey>(name), here);
-    }
-    if (!gathering->site->spec->early) return;
-    lock.lock();
-    gathering = EndTurn(run_id, devices);
+  const int64_t device = call.device;
+  auto gathering = Add(site, std::move(call));
+  if (!gathering) return;
+  std::vector<int64_t> devices;
+  for (const Call& each : gathering->calls) devices.push_back(each.device);
+  // Under the lock, so that sums are counted, and programs announced, in the order in which they are complete.
+  const auto name = names_->Name(*site, gathering->calls.front().run_id, std::move(devices));
+  // By name, not by executable: a host may compile a program anew that the others go on with.
+  const auto* key = std::get_if<SumKey>(&name);
+  const bool is_over = key && gathering->calls.front().once && !had_once_.insert(key->site).second;
+  lock.unlock();
+  if (const auto* failure = std::get_if<Failure>(&name)) {
+    FailSession(*failure);
+    Finish(pool_, gathering, failure);
+  } else if (is_over) {
+    Finish(pool_, gathering, nullptr);
+  } else {
+    StartSum(gathering, std::get<SumKey>(name), device);
   }
-}
-
-void Rendezvous::TakeTurn(int32_t run_id, int64_t device, const void* memory) {
-  std::lock_guard lock(mutex_);
-  turns_[{run_id, device}].push_back(memory);
-}
-
-bool Rendezvous::IsItsTurn(const Gathering& gathering) const {
-  if (!gathering.site->spec->early) return true;
-  return std::all_of(gathering.calls.begin(), gathering.calls.end(), [this](const Call& call) {
-    const auto turns = turns_.find({call.run_id, call.device});
-    return turns == turns_.end() || turns->second.front() == call.outputs.front();
-  });
-}
-
-std::shared_ptr<Gathering> Rendezvous::EndTurn(int32_t run_id, const std::vector<int64_t>& devices) {
-  for (const int64_t device : devices) {
-    const auto turns = turns_.find({run_id, device});
-    if (turns == turns_.end()) continue;  // another session has begun
-    turns->second.pop_front();
-    if (turns->second.empty()) turns_.erase(turns);
-  }
-  for (auto& [hash, alike] : open_) {
-    for (const auto& each : alike) {
-      if (each->is_complete() && IsItsTurn(*each)) return Close(each);
-    }
-  }
-  return nullptr;
-}
-
-// Returns the gathering, which isn't among the open ones any more.
-std::shared_ptr<Gathering> Rendezvous::Close(std::shared_ptr<Gathering> gathering) {
-  const auto found = open_.find(gathering->site->hash);
-  std::erase(found->second, gathering);
-  if (found->second.empty()) open_.erase(found);
-  return gathering;
 }
 
 void Rendezvous::Visit(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device) {
@@ -187,9 +146,14 @@ std::shared_ptr<Gathering> Rendezvous::Add(const std::shared_ptr<const SumSite>&
     it = alike.insert(alike.end(), std::move(gathering));
   }
   (*it)->calls.push_back(std::move(call));
-  if ((*it)->is_complete() && IsItsTurn(**it)) return Close(*it);
-  if (std::exchange(watch_idle_, false)) wake_watch_.notify_all();
-  return nullptr;
+  if (!(*it)->is_complete()) {
+    if (std::exchange(watch_idle_, false)) wake_watch_.notify_all();
+    return nullptr;
+  }
+  auto complete = std::move(*it);
+  alike.erase(it);
+  if (alike.empty()) open_.erase(site->hash);
+  return complete;
 }
 
 std::optional<Failure> Rendezvous::failure() {
@@ -224,8 +188,7 @@ std::vector<Rendezvous::OpenGathering> Rendezvous::DescribeOpen() const {
   return found;
 }
 
-void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key,
-                          std::optional<int64_t> device) {
+void Rendezvous::StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key, int64_t device) {
   auto made = MakeSum(gathering, key);
   if (const auto* failure = std::get_if<Failure>(&made)) {
     FailSession(*failure);

@@ -5,8 +5,6 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -14,7 +12,6 @@
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "ffi/attachment.h"
@@ -29,8 +26,6 @@ namespace passing {
 
 // The call that completes a gathering starts the sum, and all calls are completed on the pool, together. But that call
 // itself is completed before it returns if the sum is done so soon; else nothing blocks.
-//
-// Early sums (SumSpec::early) start in the order in which their devices had turns: XLA may make their calls in another.
 //
 // A site's calls come in order: a device can't reach a site again before its last sum there is done, as loops and
 // executions run one after the other. So at most one gathering is open per site of an executable.
@@ -54,8 +49,6 @@ class Rendezvous {
   // attachment: the hosts may have lost different parts of them.
   void Detach();
 
-  // `device` begins an early sum in this execution: its call will have `memory` for its first output.
-  void TakeTurn(int32_t run_id, int64_t device, const void* memory);
   void Arrive(const std::shared_ptr<const SumSite>& site, Call call);
   // A device began an execution of a program whose sums stand in loops or branches.
   void Visit(const std::shared_ptr<const Executable>& executable, int32_t run_id, int64_t device);
@@ -95,19 +88,15 @@ class Rendezvous {
   //
   // Why `call` isn't let in; the session fails too if `fatal`.
   std::optional<Failure> Refuse(const SumSite& site, const Call& call, bool& fatal);
-  // The gathering that `call` completes, which isn't open any more; null if there is none, or another's turn is first.
+  // The gathering that `call` completes, which isn't open any more.
   std::shared_ptr<Gathering> Add(const std::shared_ptr<const SumSite>& site, Call call);
-  std::shared_ptr<Gathering> Close(std::shared_ptr<Gathering> gathering);
-  bool IsItsTurn(const Gathering& gathering) const;
-  // `devices` have started an early sum. Returns the complete gathering whose turn that makes it, if there is one.
-  std::shared_ptr<Gathering> EndTurn(int32_t run_id, const std::vector<int64_t>& devices);
   std::vector<std::shared_ptr<Gathering>> TakeOpen();
   std::vector<OpenGathering> DescribeOpen() const;
 
   // Without the lock.
   //
-  // `device`: the one whose handler waits for the start, if any does.
-  void StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key, std::optional<int64_t> device);
+  // `device` called last; its handler waits for the start.
+  void StartSum(const std::shared_ptr<Gathering>& gathering, const SumKey& key, int64_t device);
   void Watch();
 
   CompletionPool& pool_;
@@ -116,9 +105,7 @@ class Rendezvous {
   std::optional<Attachment> attachment_;
   std::optional<SumNames> names_;                                               // while there is an attachment
   std::unordered_map<uint64_t, std::vector<std::shared_ptr<Gathering>>> open_;  // by site hash
-  // Memory of the early sums that had turns and haven't started, in order; by execution and device.
-  std::map<std::pair<int32_t, int64_t>, std::deque<const void*>> turns_;
-  std::vector<OpenGathering> failed_;  // of this attachment
+  std::vector<OpenGathering> failed_;                                           // of this attachment
   SeenExecutions seen_;
   uint64_t attachment_number_ = 1;         // before the first one
   std::unordered_set<uint64_t> had_once_;  // the names of this attachment's sums that come only once

@@ -53,15 +53,6 @@ ffi::Future Arrive(CpuState* state, ffi::RunId run_id, int32_t device, ffi::Buff
   return future;
 }
 
-ffi::Error Turn(ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> /*position*/,
-                ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs /*leaves*/,
-                ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets memory) {
-  *after->typed_data() = 0;
-  Rendezvous::Get().TakeTurn(static_cast<int32_t>(run_id.run_id), device,
-                             (*memory.get<ffi::AnyBuffer>(0))->untyped_data());
-  return ffi::Error::Success();
-}
-
 ffi::Future Execute(CpuState* state, ffi::RunId run_id, int32_t device, ffi::BufferR1<ffi::S32> position,
                     ffi::BufferR0<ffi::S32> /*before*/, ffi::RemainingArgs leaves,
                     ffi::Result<ffi::BufferR0<ffi::S32>> after, ffi::RemainingRets sums_and_residuals) {
@@ -96,17 +87,6 @@ ffi::Error WorldSize(Number result) {
 ffi::Error Hold(ffi::RemainingArgs, ffi::RemainingRets) { return ffi::Error::Success(); }
 
 constexpr auto kPsum = [] { return BindSum().RemainingRets().To(Execute); };
-constexpr auto kTurn = [] {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::RunId>()
-      .Ctx<ffi::DeviceOrdinal>()
-      .Arg<ffi::BufferR1<ffi::S32>>()
-      .Arg<ffi::BufferR0<ffi::S32>>()
-      .RemainingArgs()
-      .Ret<ffi::BufferR0<ffi::S32>>()
-      .RemainingRets()
-      .To(Turn);
-};
 constexpr auto kEarly = [] {
   return ffi::Ffi::Bind()
       .Ctx<ffi::State<CpuState>>()
@@ -139,7 +119,7 @@ XLA_FFI_Error* HoldExecute(XLA_FFI_CallFrame* frame) {
 
 Platform CpuPlatform() {
   return {.calls = {{"passing_psum", Handle<kPsum>, Instantiate<CpuState>},
-                    {"passing_turn", Handle<kTurn>},
+                    {"passing_turn", HoldExecute},
                     {"passing_early", Handle<kEarly>, Instantiate<CpuState>},
                     {"passing_visit", Handle<kVisit>, Instantiate<CpuState>},
                     {"passing_rank", Handle<kRank>},

@@ -31,10 +31,10 @@ struct Platform {
 // is the text of a SumSpec. If that says `rows_alone`, either operands or results are the device's rows of the leaves,
 // and nothing is in place.
 //
-// "passing_turn" and "passing_early" are the two calls of an early sum (SumSpec::early), whose results don't take its
-// leaves' places. The first one tells that its turn has come. Operands: as of "passing_psum"; results: int32[] for the
-// calls behind it, and memory for the sum's results. Of the second one: int32[2], the leaves, that memory; results:
-// those of the sum, in that memory.
+// "passing_turn" and "passing_early" are the two calls of a sum whose results don't take its leaves' places, where
+// another one may start while it is under way. The first one does nothing. Operands: as of "passing_psum"; results:
+// int32[] for the calls behind it, and memory for the sum's results. Of the second one: int32[2], the leaves, that
+// memory; results: those of the sum, in that memory.
 //
 // "passing_visit" stands beside a loop or branch with sums, and counts the executions of the program. Operands and
 // results are none, or one that goes through. Its attribute `spec` is a SumSpec without an identity.

@@ -1,7 +1,5 @@
 #include "host/order/early_sums.h"
 
-#include <utility>
-
 namespace passing {
 namespace {
 
@@ -24,24 +22,15 @@ uint64_t Take(std::span<const uint8_t>& bytes, size_t count) {
 std::string EarlySums::OnIssued(SumPass& sum) {
   if (!sum.spec().early || sum.pass() != 0) return {};
   const SegmentId name = sum.IdOf(0);
-  if (rank_.rank == 0) {
-    const auto came = came_.find(name);
-    if (came == came_.end() || came->second + 1 < rank_.world_size) {
-      sums_.Hold(sum);
-    } else {
-      came_.erase(came);
-    }
-    return {};
-  }
-  // Only sums in opposite directions are under way together: nobody has to know of the others.
-  std::erase_if(untold_, [this](const SegmentId& each) { return sums_.Find(each) == nullptr; });
-  untold_.push_back(name);
-  if (sums_.count(Way::kUp) == 0 || sums_.count(Way::kDown) == 0) return {};
   std::string message;
-  for (const SegmentId& each : std::exchange(untold_, {})) {
-    Put(message, each.site, 8);
-    Put(message, each.execution, 4);
-    Put(message, each.step, 4);
+  if (rank_.rank > 0) {
+    Put(message, name.site, 8);
+    Put(message, name.execution, 4);
+    Put(message, name.step, 4);
+  } else if (came_[name] + 1 < rank_.world_size) {
+    sums_.Hold(sum);
+  } else {
+    came_.erase(name);
   }
   return message;
 }
@@ -52,21 +41,13 @@ bool EarlySums::OnTold(std::span<const uint8_t> message) {
     SegmentId name{.site = Take(message, 8)};
     name.execution = static_cast<uint32_t>(Take(message, 4));
     name.step = static_cast<uint32_t>(Take(message, 4));
-    if (came_.size() >= kMaxKnown) came_.clear();
+    if (++came_[name] >= rank_.world_size || came_.size() > kMaxAhead) return false;
     SumPass* const sum = sums_.Find(name);
-    if (sum != nullptr && !sum->is_held()) continue;  // it was its turn
-    if (++came_[name] + 1 < rank_.world_size || sum == nullptr) continue;
+    if (sum == nullptr || came_[name] + 1 < rank_.world_size) continue;
     came_.erase(name);
     sums_.Release(*sum);
   }
   return true;
-}
-
-void EarlySums::Release() {
-  SumPass* const next = sums_.FirstIfHeld();
-  if (next == nullptr) return;
-  came_.erase(next->IdOf(0));
-  sums_.Release(*next);
 }
 
 }  // namespace passing

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cassert>
+#include <iterator>
 #include <utility>
 
 namespace passing {
@@ -9,9 +10,8 @@ namespace passing {
 SumPass& SumsInFlight::Add(std::unique_ptr<SumPass> sum) {
   SumPass& added = *sum;
   added.OnIssued({.number = next_number_++, .placed_before = placed_});
-  const auto at = sums_.insert(added.pass() == 0 ? sums_.end() : sums_.begin(), std::move(sum));
-  ++counts_[static_cast<size_t>(added.way())];
-  const bool is_new = named_.emplace(NameOf(added), at).second;
+  sums_.push_back(std::move(sum));
+  const bool is_new = named_.emplace(NameOf(added), std::prev(sums_.end())).second;
   assert(is_new);
   static_cast<void>(is_new);  // should assertions ever be off
   if (added.IsNextReady()) QueueOf(added).insert(EntryOf(added));
@@ -25,7 +25,6 @@ std::unique_ptr<SumPass> SumsInFlight::Take(SumPass& sum) {
   sums_.erase(found->second);
   named_.erase(found);
   QueueOf(sum).erase(EntryOf(sum));
-  --counts_[static_cast<size_t>(sum.way())];
   return taken;
 }
 
@@ -69,6 +68,7 @@ void SumsInFlight::Hold(SumPass& sum) {
 
 void SumsInFlight::Release(SumPass& sum) {
   sum.is_held_ = false;
+  sum.turn_.placed_before = placed_;
   if (sum.IsNextReady()) QueueOf(sum).insert(EntryOf(sum));
 }
 

@@ -26,7 +26,6 @@ class SumsInFlight {
   std::unique_ptr<SumPass> TakeFirst();
 
   bool empty() const { return sums_.empty(); }
-  size_t count(Way way) const { return counts_[static_cast<size_t>(way)]; }
   // Finds a sum by its name in this segment's; the segment may be out of its range. Null if it isn't here.
   SumPass* Find(const SegmentId& id) const;
   // The sum with the fewest segments left to place, of several the one that was added first: a small one isn't stuck
@@ -40,8 +39,6 @@ class SumsInFlight {
   // Keeps a sum from being placed until it is released (early_sums.h).
   void Hold(SumPass& sum);
   void Release(SumPass& sum);
-  // The sum with none before it, if it is held; else null.
-  SumPass* FirstIfHeld() const { return sums_.empty() || !sums_.front()->is_held() ? nullptr : sums_.front().get(); }
 
   // Tells that the first `elements` elements of `sum` can be read.
   void OnReady(SumPass& sum, uint64_t elements);
@@ -61,10 +58,9 @@ class SumsInFlight {
   // Moves `sum` among those with a segment to place.
   void Reorder(const ToPlace& before, SumPass& sum);
 
-  Sums sums_;  // in the order in which they were added, but second passes before all others
+  Sums sums_;                                                           // in the order in which they were added
   std::unordered_map<SegmentId, Sums::iterator, SegmentIdHash> named_;  // by the name of the first segment
   std::array<std::set<ToPlace>, kWays> to_place_;                       // those whose next segment is ready, by way
-  std::array<size_t, kWays> counts_ = {};                               // of sums, by way
   uint64_t next_number_ = 0;
   uint64_t placed_ = 0;
 };

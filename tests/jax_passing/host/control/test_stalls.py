@@ -24,9 +24,14 @@ from support.switch.control import StillOutside
     ],
 )
 def test_explanations(state, order, sentence, gone):
-    found = stalls.explain(Stall(waits_for_order=order), state, rank=0, switch="b:2", data="b:3")
+    found = stalls.explain(Stall(waits_for_order=order), state, rank=int(order), switch="b:2", data="b:3")
     assert sentence in found.text
     assert found.gone == gone
+
+
+def test_rank_0_itself_waits_for_others():
+    found = stalls.explain(Stall(waits_for_order=True), SlotState(left=()), rank=0, switch="b:2", data="b:3")
+    assert found.text == "It waits for another host, which hasn't come to it."
 
 
 def reporter(note=lambda text, **facts: None, rank=0):
