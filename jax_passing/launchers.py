@@ -63,6 +63,12 @@ def rank_of_torchrun(environment: Environment, process: int | None = None) -> Ra
     return _rank(environment, "RANK", "WORLD_SIZE")
 
 
+def rank_of_kubeflow(environment: Environment) -> Rank | None:
+    """Returns what Kubeflow Trainer's runtime for JAX says (its plugin `jax`, since version 2.1); JAX itself reads no
+    variable of these. Whatever starts processes inside of its pods counts more."""
+    return _rank(environment, "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+
+
 def rank_of_mpi(environment: Environment, process: int | None = None) -> Rank | None:
     """Returns what a launcher of MPI's says, if one has started this process: `mpirun` of Open MPI, or `mpiexec` of
     MPICH and of what is built on it, which speaks PMI.

@@ -3,6 +3,7 @@
 import pytest
 
 from jax_passing import launchers
+from jax_passing._compat import process
 from jax_passing.errors import ConfigError
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "4"}
@@ -136,6 +137,19 @@ def test_an_agent_of_torchrun_gives_its_processes_their_ranks():
         assert launchers.rank_of_torchrun(told | agent, process=9)[:2] == (3, 4)
     assert launchers.rank_of_torchrun(told | task(0, 2, process=9), process=9) is None  # a process of it runs srun
     assert launchers.rank_of_torchrun({"RANK": "3", "WORLD_SIZE": "4"}) is None  # whoever has set these
+
+
+def test_kubeflow_gives_pods_their_ranks(monkeypatch):
+    """Trainer 2.1."""
+    told = {"JAX_PROCESS_ID": "3", "JAX_NUM_PROCESSES": "4", "JAX_COORDINATOR_ADDRESS": "run-node-0-0.run:6666"}
+    assert launchers.rank_of_kubeflow(told) == (3, 4, "variable JAX_PROCESS_ID")
+    assert launchers.rank_of_kubeflow({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_PROCESS_ID": "3"}) is None
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert process.in_cluster() == (3, 4, "variable JAX_PROCESS_ID")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    assert process.in_cluster()[:2] == (1, 2)  # of an mpirun inside of them
 
 
 @pytest.mark.parametrize(
