@@ -59,7 +59,7 @@ def checks(join: Join) -> list[Check]:
         return ""
 
     def relays() -> str:
-        said = [messages.Relay(b"one"), messages.Relay(b"two")]
+        said = [messages.Relay(messages.RELAYED_ORDER + which) for which in (b"one", b"two")]
         with closing(join(3)) as job:
             for speaker, others in ((0, (1, 2)), (1, (0,))):
                 for message in said:

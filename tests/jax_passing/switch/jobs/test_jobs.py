@@ -132,8 +132,9 @@ async def test_rank_0_is_relayed_to_all_racks_in_order(tree, root, left, right):
 async def test_others_are_relayed_to_rank_0_alone(tree, root, left, right):
     hosts, _ = await job(left, right)
     for host in (3, 1, 2):
-        hosts[host].send(messages.Relay(bytes([host])))
-        assert (await hosts[0].receive()).payload == bytes([host])
+        order = messages.RELAYED_ORDER + bytes([host])
+        hosts[host].send(messages.Relay(order))
+        assert (await hosts[0].receive()).payload == order
     hosts[0].send(messages.Relay(b"last"))
     for host in hosts[1:]:
         assert (await host.receive()).payload == b"last"
