@@ -1,4 +1,4 @@
-"""How a sum is lowered on CPU: to one asynchronous FFI call for each device, without a collective of XLA."""
+"""How a sum is lowered on CPU: to asynchronous FFI calls of each device, without a collective of XLA."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -25,8 +25,8 @@ POSITION = jax.core.ShapedArray((2,), np.dtype(np.int32))  # the type of `group_
 
 Emit = Callable[[mlir.LoweringRuleContext, Site, SumSpec, Sequence[Any], Turn], tuple[Any, Sequence[Any]]]
 """Writes the calls of a sum of these leaves, which wait for `turn.before`. The context has the leaves' types; none is
-empty. It returns int32[] that is there when the sum is done, on GPU when its call has started, and the results: sums,
-then residuals if the site asks for them."""
+empty. It returns int32[] for the calls behind it (BlockOrder.leave), and the results: sums, then residuals if the site
+asks for them."""
 
 
 def rule(emit: Emit) -> Callable[..., Sequence[Any]]:
