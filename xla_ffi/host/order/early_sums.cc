@@ -1,21 +1,12 @@
 #include "host/order/early_sums.h"
 
+#include "host/order/message.h"
+
 namespace passing {
 namespace {
 
 // A message is a row of names: site, execution and step of each sum.
 constexpr size_t kNameBytes = 16;
-
-void Put(std::string& out, uint64_t value, int bytes) {
-  for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
-}
-
-uint64_t Take(std::span<const uint8_t>& bytes, size_t count) {
-  uint64_t value = 0;
-  for (const uint8_t byte : bytes.first(count)) value = value << 8 | byte;
-  bytes = bytes.subspan(count);
-  return value;
-}
 
 }  // namespace
 
@@ -37,10 +28,11 @@ std::string EarlySums::OnIssued(SumPass& sum) {
 
 bool EarlySums::OnTold(std::span<const uint8_t> message) {
   if (message.empty() || message.size() % kNameBytes != 0) return false;
-  while (!message.empty()) {
-    SegmentId name{.site = Take(message, 8)};
-    name.execution = static_cast<uint32_t>(Take(message, 4));
-    name.step = static_cast<uint32_t>(Take(message, 4));
+  Reader reader(message);
+  while (!reader.rest().empty()) {
+    SegmentId name{.site = reader.Take(8)};
+    name.execution = static_cast<uint32_t>(reader.Take(4));
+    name.step = static_cast<uint32_t>(reader.Take(4));
     if (++came_[name] >= rank_.world_size || came_.size() > kMaxAhead) return false;
     SumPass* const sum = sums_.Find(name);
     if (sum == nullptr || came_[name] + 1 < rank_.world_size) continue;

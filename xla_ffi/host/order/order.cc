@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 
+#include "host/order/message.h"
 #include "host/order/utf8.h"
 
 namespace passing {
@@ -12,35 +13,6 @@ constexpr size_t kMaxNameBytes = 512;
 // Rank 0 is at most a window ahead of what a follower has sent, and an entry takes at least one of its 65,536
 // positions.
 constexpr uint64_t kMaxEntriesAhead = 1 << 16;
-
-void Put(std::string& out, uint64_t value, int bytes) {
-  for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) out.push_back(static_cast<char>(value >> shift));
-}
-
-class Reader {
- public:
-  explicit Reader(std::span<const uint8_t> bytes) : bytes_(bytes) {}
-  uint64_t Take(size_t bytes) {
-    uint64_t value = 0;
-    for (uint8_t byte : TakeBytes(bytes)) value = value << 8 | byte;
-    return value;
-  }
-  std::span<const uint8_t> TakeBytes(size_t bytes) {
-    if (bytes > bytes_.size()) {
-      ok_ = false;
-      bytes = 0;
-    }
-    auto taken = bytes_.first(bytes);
-    bytes_ = bytes_.subspan(bytes);
-    return taken;
-  }
-  bool ok() const { return ok_; }
-  std::span<const uint8_t> rest() const { return bytes_; }
-
- private:
-  std::span<const uint8_t> bytes_;
-  bool ok_ = true;
-};
 
 bool HasMore(const LogEntry& entry) { return entry.id.segment + 1 < entry.segment_count; }
 
