@@ -87,7 +87,7 @@ class BlockOrder:
         self._may_be_behind = one_way
         return Turn(self, self._before, len(self._after), one_way and has_turns, is_early)
 
-    def leave(self, turn: "Turn", after: Any, results: Sequence[Any], avals: Sequence[Any]) -> None:
+    def leave(self, turn: "Turn", after: Any, results: Sequence[Any], avals: Sequence[Any] = ()) -> None:
         """Notes that the call with this turn is made, with results of these types: `after` is int32[] that is there
         when it is done, on GPU when it has started, or when it has had its turn in a call of its own."""
         self._after.append(after)

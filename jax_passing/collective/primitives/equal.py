@@ -98,7 +98,7 @@ def _emit(ctx: mlir.LoweringRuleContext, leaves: Sequence[Any], site: Site) -> N
     operands = [group_and_member(ctx, site.axes), turn.before, *leaves]
     text = "\n".join(name.replace("\n", " ") for name in names)
     (after,) = call(own, *operands, spec=spec.encode(), leaves=text)
-    turn.order.leave(turn, after, (), ())
+    turn.order.leave(turn, after, ())
 
 
 def _leave(ctx: mlir.LoweringRuleContext, *leaves: Any, **_: Any) -> Sequence[Any]:

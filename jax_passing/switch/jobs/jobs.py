@@ -336,12 +336,14 @@ class JobTable:
         """Hands what rank 0 says to everybody else, and to rank 0, or towards it, what others say."""
         uplink = epoch.uplink
         towards_rank_0 = next((member for member in epoch.members if 0 in member.ranks), uplink)
+
+        def is_meant(peer: Member | ParentConnection) -> bool:
+            return peer is not source if source is towards_rank_0 else peer is towards_rank_0
+
         for member in list(epoch.members):
             if epoch.state is not EpochState.RUNNING:
                 return
-            is_meant = member is not source if source is towards_rank_0 else member is towards_rank_0
-            if is_meant and member.remaining() and not member.connection.send(relay):
+            if is_meant(member) and member.remaining() and not member.connection.send(relay):
                 self.lose(epoch, member, "stopped reading what other hosts send", STANDS_STILL)
-        is_meant = uplink is not source if source is towards_rank_0 else uplink is towards_rank_0
-        if uplink is not None and is_meant and not uplink.send(relay):
+        if uplink is not None and is_meant(uplink) and not uplink.send(relay):
             self.parent_lost(epoch, "it stopped reading what hosts send")
