@@ -95,13 +95,14 @@ def measure(runnings: Sequence[Running], tensors: Tensors, arguments: argparse.N
     """Lets all take turns."""
     rounds, iterations = arguments.rounds, arguments.iterations
     sums = arguments.sums if tensors.size <= SMALL_BYTES else 1
+    beside = int(arguments.beside * 2**20 / (tensors.size / sum(tensors.elements)))
     cases = [Case(running, tensors) for running in runnings]
     iteration = 0
     for turn in range(rounds + 1):
         for case in cases:
             for _ in range(iterations if turn else WARM_UPS):
                 status.update(f"{case.running.name}: {tensors.size} bytes, round {turn} of {rounds}")
-                sample = case.running.sum(tensors, iteration, sums)
+                sample = case.running.sum(tensors, iteration, sums, beside)
                 iteration += sums
                 case.wrong += sample.wrong
                 if turn:
@@ -163,6 +164,8 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
     title += f"links of {gbit:g} Gbit/s" if gbit else "links not shaped"
     if arguments.loss:
         title += f", {arguments.loss:.2%} lost each way"
+    if arguments.beside:
+        title += f", beside a sum of {arguments.beside:g} MiB"
     console.print(table.table([case.row() for case in cases], title))
     costs = Table("system", "size (B)", "CPU, host\n(ns/KB)", "CPU, switch\n(ns/KB)", "memory\n(MiB)", box=box.SIMPLE)
     for case in cases:
@@ -174,6 +177,11 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
     small = [case for case in cases if case.tensors.size <= SMALL_BYTES]
     if small:
         console.print(latencies(small))
+    if arguments.beside:
+        for case in cases:
+            beside_s = statistics.median(sample.beside_s for sample in case.samples)
+            label = f"{case.running.contender.label}, {case.tensors.size} bytes"
+            console.print(f"{label}: the sum beside took {1e3 * beside_s:.0f} ms")
 
 
 def latencies(cases: Sequence[Case]) -> Table:
@@ -230,6 +238,7 @@ def main() -> None:
     add("--rounds", type=int, default=5, help="in which all take turns")
     add("--iterations", type=int, default=3, help="of each contender in each round")
     add("--sums", type=int, default=50, help="of up to 64 KiB: how many make an iteration, one after the other")
+    add("--beside", type=float, default=0.0, help="MiB of a sum of another stream meanwhile: of jax_passing alone")
     add("--loss", type=float, default=0.0, help="probability that a link's end loses a (super-)packet: 0.001")
     add("--no-multicast", action="store_true", help="hosts can join no group: the switch sends each its own")
     add("--counters", action="store_true", help="prints what rank 0 and the switch counted: packets, resends, drops")
@@ -239,6 +248,9 @@ def main() -> None:
     alone = [name for name in arguments.contenders if CONTENDERS[name].others is None]
     if arguments.collective != "psum" and (alone or arguments.tree):
         parser.error(f"--collective {arguments.collective}: not with {', '.join(alone) or '--tree'}")
+    others = [name for name in arguments.contenders if not CONTENDERS[name].label.startswith("jax_passing")]
+    if arguments.beside and others:
+        parser.error(f"--beside: with jax_passing alone, which has streams, not with {', '.join(others)}")
     console = Console(width=None if sys.stdout.isatty() else 180)
     try:
         if arguments.plot:

@@ -28,6 +28,10 @@ class Program(ABC):
     def sum(self, x: Any) -> Any:
         """Returns when the sum is there."""
 
+    def sum_beside(self, x: Any) -> Any:
+        """As `sum`, in a thread beside the one that sums."""
+        raise NotImplementedError
+
     @abstractmethod
     def wrong(self, out: Any, leaves: Leaves, iteration: int) -> int:
         """Counts the elements that aren't what they must be."""

@@ -96,6 +96,7 @@ class Sample:
       sleeps: how often a rank's threads went to sleep.
       memory_bytes: the most by which a rank's memory grew meanwhile.
       wrong: elements that weren't what they must be.
+      beside_s: the time of the sum that was under way meanwhile, on the slowest rank; 0 if there was none.
     """
 
     time_s: float
@@ -105,6 +106,7 @@ class Sample:
     sleeps: float
     memory_bytes: int
     wrong: int
+    beside_s: float
 
 
 @dataclass
@@ -190,9 +192,10 @@ class Running:
             raise self.failure(f"rank {replies.index(None)} ended at {line.strip()}")
         return replies
 
-    def sum(self, tensors: Tensors, iteration: int, sums: int) -> Sample:
-        """Runs `sums` sums in a row."""
+    def sum(self, tensors: Tensors, iteration: int, sums: int, beside: int = 0) -> Sample:
+        """Runs `sums` sums in a row, `beside` one of that many elements if it is given."""
         order = {"elements": tensors.elements, "dtype": tensors.dtype, "iteration": iteration, "sums": sums}
+        order["beside"] = beside
         self.order(do="prepare", **order)
         switch_s = self._switch_cpu_s()
         replies = self.order(do="sum", **order)
@@ -207,6 +210,7 @@ class Running:
             sum(reply["sleeps"] for reply in replies) / self.hosts / sums,
             max(reply["memory_bytes"] for reply in replies),
             sum(reply["wrong"] for reply in checks),
+            max(reply.get("beside_s", 0.0) for reply in replies),
         )
 
     def _switch_cpu_s(self) -> float:

@@ -8,16 +8,14 @@ import json
 import os
 import socket
 import struct
-import time
 import warnings
-from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
 
 from star_collectives import COLLECTIVES, Piece, carry_out, gets, gives
 from star_echo import make_roomy
 from star_program import Leaves, Program, tolerance, value, value_sum
+from star_timing import Beside, timed
 
 ECHO_DATAGRAM_BYTES = 1440
 ECHO_BYTES_MAX = 65536
@@ -99,8 +97,12 @@ class PassingProgram(JaxProgram):
 
         # JaxProgram counts the devices of each host by themselves.
         warnings.simplefilter("ignore", jax_passing.errors.InsideHostWarning)
-        self._session = jax_passing.init(axis_name="d")
+        self._session, self._stream = jax_passing.init(axis_name="d"), jax_passing.stream
         super().__init__(arguments, jax_passing)
+
+    def sum_beside(self, x: Any) -> Any:
+        with self._stream("beside"):
+            return self.sum(x)
 
     def close(self) -> None:
         counters = self._session.stats()
@@ -233,57 +235,29 @@ PROGRAMS = {
 }
 
 
-def memory_kb(field: str) -> int:
-    """This process's memory: VmRSS now, VmHWM at its peak."""
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(field))
-
-
-def sleeps() -> int:
-    """Returns how often this process's threads have gone to sleep, to be woken later."""
-    field = "voluntary_ctxt_switches:"
-    texts = [path.read_text() for path in Path("/proc/self/task").glob("*/status")]
-    return sum(int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith(field))
-
-
-def timed(program: Program, xs: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Sums `xs`, which it empties, one after the other. Returns the results and what it took."""
-    xs.reverse()
-    outs = []
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak of memory starts anew
-    before_kb, before_sleeps = memory_kb("VmRSS"), sleeps()
-    cpu_start_s = time.process_time()
-    ticks_s = [time.clock_gettime(time.CLOCK_MONOTONIC)]  # the machine's one clock, so the times of all ranks compare
-    while xs:
-        outs.append(program.sum(xs.pop()))
-        ticks_s.append(time.clock_gettime(time.CLOCK_MONOTONIC))
-    cpu_s = time.process_time() - cpu_start_s
-    return outs, {
-        "start_s": ticks_s[0],
-        "end_s": ticks_s[-1],
-        "times_s": [end - start for start, end in pairwise(ticks_s)],
-        "cpu_s": cpu_s,
-        "sleeps": sleeps() - before_sleeps,
-        "memory_bytes": (memory_kb("VmHWM") - before_kb) * 1024,
-    }
-
-
 def serve(program: Program, orders: TextIO) -> None:
     xs: list[Any] = []
     outs: list[Any] = []
     for line in orders:
         order = json.loads(line)
-        iterations = range(order["iteration"], order["iteration"] + order["sums"])
-        leaves = Leaves(tuple(order["elements"]), order["dtype"])
+        of_each = [
+            (Leaves(tuple(order["elements"]), order["dtype"]), iteration)
+            for iteration in range(order["iteration"], order["iteration"] + order["sums"])
+        ]
+        if order["beside"]:
+            of_each.append((Leaves((order["beside"],), order["dtype"]), order["iteration"]))
         reply: dict[str, Any] = {}
         match order["do"]:
             case "prepare":
-                xs = [program.prepare(leaves, iteration) for iteration in iterations]
+                xs = [program.prepare(*of_one) for of_one in of_each]
             case "sum":
+                beside = Beside(program, xs.pop()) if order["beside"] else None
                 outs, reply = timed(program, xs)
+                if beside:
+                    out, reply["beside_s"] = beside.result()
+                    outs.append(out)
             case "check":
-                wrong = [program.wrong(out, leaves, i) for out, i in zip(outs, iterations, strict=True)]
+                wrong = [program.wrong(out, *of_one) for out, of_one in zip(outs, of_each, strict=True)]
                 reply, outs = {"wrong": sum(wrong)}, []
         orders.write(json.dumps(reply) + "\n")
         orders.flush()

@@ -223,23 +223,26 @@ def beside_a_neighbour(network: Network, hosts: int, elements: int = 2**18, for_
     return (neighbour.acknowledged_bytes - acknowledged) * (1460 + 66) / 1460 / port_bytes, job_bytes / port_bytes
 
 
-def small_beside_large(network: Network, hosts: int, elements: int = 2**21, rounds: int = 4) -> float:
-    """A small sum begins in the midst of a large one. Returns how many microseconds it takes, in the last round."""
+def small_beside_large(
+    network: Network, hosts: int, dtype: str, elements: int = 2**21, rounds: int = 4, smalls: int = 10
+) -> tuple[list[int], float]:
+    """Small sums of that dtype one after the other in the midst of a large one of float32. Returns the microseconds
+    that each takes but those of the first round, and the large one's time in the last round over that of its packets.
+    """
     stage = Star(network, hosts)
-    (job,), large, small = stage.jobs, stage.add_site(elements), stage.add_site(100, "float32")
-    for number in range(rounds):
-        stage.begin(job, 2 * number, large)
-        far_us = stage.now_us + 10**8
-        if number >= 2:  # before, the order of sums is learned from one after the other
-            stage.run(stage.now_us + int(limit_us(network, hosts, elements) / 3))
-        else:
-            stage.run(far_us, lambda execution=2 * number: stage.has_done(job, execution))
+    (job,), large, small = stage.jobs, stage.add_site(elements, "float32"), stage.add_site(100, dtype)
+    took_us = []
+    for first in range(0, rounds * (smalls + 1), smalls + 1):
         began_us = stage.now_us
-        stage.begin(job, 2 * number + 1, small)
-        assert stage.run(far_us, lambda execution=2 * number + 1: stage.has_done(job, execution))
-        took_us = stage.now_us - began_us
-        assert stage.run(far_us, lambda execution=2 * number: stage.has_done(job, execution))
-    return took_us
+        stage.begin(job, first, large)
+        stage.run(began_us + int(limit_us(network, hosts, elements) / 5))
+        for execution in range(first + 1, first + smalls + 1):
+            asked_us = stage.now_us
+            stage.begin(job, execution, small)
+            assert stage.run(asked_us + 10**8, lambda execution=execution: stage.has_done(job, execution))
+            took_us.append(stage.now_us - asked_us)
+        assert stage.run(began_us + 10**8, lambda execution=first: stage.has_done(job, execution))
+    return sorted(took_us[smalls:]), (stage.now_us - began_us) / limit_us(network, hosts, elements)
 
 
 def together(
@@ -280,7 +283,10 @@ def lines() -> Iterator[str]:
     share, again, _ = through(Network(), 8, slow={3: 5.0})
     yield f"one port, H=8, one host at 5 Gbit/s: {share * 100 / 40:.1%} of its link, {again:.2%} sent again"
     for name, network, hosts in (("one port", Network(), 8), ("own ports of 1 Gbit/s", OWN_PORTS, 4)):
-        yield f"{name}, H={hosts}: a small sum beside a large one takes {small_beside_large(network, hosts)} us"
+        for dtype in ("float32", "int32"):
+            took_us, large = small_beside_large(network, hosts, dtype)
+            half, most = took_us[len(took_us) // 2], took_us[-1]
+            yield f"{name}, H={hosts}: small sums of {dtype} take {half} us, {most} at most, the large {large:.2f} S"
     scatter, gather = ("float32", "scatter"), ("int32", "gather")  # a gather moves words
     for hosts in (2, 4):
         took = [together(OWN_PORTS, hosts, sites) for sites in ([scatter], [gather], [scatter, gather])]

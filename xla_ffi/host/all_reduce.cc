@@ -57,18 +57,17 @@ void AllReduce::Issue(std::unique_ptr<SumPass> sum) {
   Relay(early_sums_.OnIssued(log_.Issue(std::move(sum))));
 }
 
-// Rank 0 appends its sums' segments to the order, as far as the window reaches, but for a quarter: so the next small
-// sum finds room there, and goes ahead of what has its place and isn't sent yet.
+// Rank 0 appends its sums' segments to the order.
 void AllReduce::PlaceIssued(int64_t now_us) {
-  const uint32_t kept_free = packets_.sharding().window() / 4;
-  while (order_.next_position() + kept_free < window_.end()) {
+  while (window_.MayPlace(order_.next_position())) {
     const SumPass* sum = leader_.Next(order_, log_.sums(), now_us);
-    if (sum == nullptr) break;
+    if (sum == nullptr) return Relay(std::exchange(announcement_, {}));
     const uint32_t segment = sum->next_segment();
     AddEntry(order_.Append(sum->IdOf(segment), sum->plan().segment(segment).chunk_count(), sum->plan().segment_count(),
                            sum->spec().site_name, announcement_, Leader::TakesTurns(order_, log_.sums(), *sum)));
     if (announcement_.size() >= kOrderMessageBytes) Relay(std::exchange(announcement_, {}));
   }
+  leader_.StopWaiting();
   Relay(std::exchange(announcement_, {}));
 }
 
@@ -137,7 +136,8 @@ void AllReduce::ResendOverdue(int64_t now_us) {
 void AllReduce::SendNew(int64_t now_us) {
   uint64_t counted = window_.low();
   SlotWindow::Count in_flight_below;
-  bool data_waits = false;  // of an earlier segment, which doesn't guess: all later such data does, but no exponents do
+  bool ends_segment = false;
+  bool data_waits = false;  // of an earlier large sum: so does that of all later ones
   for (auto entry = log_.to_send().begin(); entry != log_.to_send().end();) {
     PlacedSegment& placed = log_.WithIndex(*entry);
     if (placed.entry.first_position >= window_.end()) break;
@@ -147,23 +147,26 @@ void AllReduce::SendNew(int64_t now_us) {
     const Segment& segment = placed.segment();
     // A segment that guesses lies as a whole in every rank's window, so that its chunks can be skipped (protocol.md).
     if (segment.guesses() && !window_.CanSend(placed.entry.end_position() - 1)) return;
-    // Data waits until the job's exponents are known, or guesses them, and so does all later data: results come in the
-    // order of positions only if all ranks send in it, and would be taken for lost. Small sums go ahead of other data.
-    // Exponents of large ones don't: as they are shorter packets, they would cut its super-packets short.
+    // Data waits for the job's exponents, or guesses them, and so does all later data: results come in the order of
+    // positions only if all ranks send in it, and would be taken for lost. Small sums go ahead of it, and exponents
+    // behind a segment's last data: elsewhere they, as shorter packets, would cut super-packets short.
     const uint32_t sendable = placed.exponents.known() ? segment.chunk_count() : segment.first_chunks();
+    const bool goes_ahead = placed.goes_ahead();
+    if (goes_ahead && data_waits) window_.OnSmallSum(now_us);
     bool has_room = true;
     for (; placed.next_chunk < sendable; ++placed.next_chunk) {
       const uint64_t position = placed.PositionOf(placed.next_chunk);
       in_flight_below += window_.InFlightBetween(counted, position);
       counted = position;
-      const bool waits = data_waits && placed.next_chunk >= segment.exponent_chunks;
-      has_room = segment.guesses() ? placed.next_chunk > 0 || window_.HasRoom(in_flight_below, /*goes_ahead=*/true)
-                                   : !waits && window_.HasRoom(in_flight_below);
+      const bool is_data = placed.next_chunk >= segment.exponent_chunks;
+      has_room = goes_ahead ? placed.next_chunk > 0 || window_.HasRoom(in_flight_below, /*goes_ahead=*/true)
+                            : !(is_data && data_waits) && window_.HasRoom(in_flight_below, !is_data && ends_segment);
       if (!window_.CanSend(position)) return;  // nor any later one
       if (!has_room) break;
       window_.OnSent(position, now_us, SendChunk(placed, placed.next_chunk));
     }
-    const bool has_data_left = !segment.guesses() && placed.next_chunk < segment.chunk_count();
+    ends_segment = ends_segment || placed.next_chunk == segment.chunk_count();
+    const bool has_data_left = !goes_ahead && placed.next_chunk < segment.chunk_count();
     data_waits = data_waits || has_data_left;
     entry = has_room && !has_data_left ? log_.OnSent(entry) : std::next(entry);
   }
@@ -226,7 +229,7 @@ bool AllReduce::OnPacket(uint32_t shard, std::span<const uint8_t> packet, int64_
   }
   wrong_results_.erase(*position);
   last_result_ = window_.OwnResultOf(*position, /*is_header=*/(header.flags & wire::kFlagNoResult) != 0);
-  window_.OnResult(*position, now_us, /*in_order=*/data && !placed.segment().guesses());
+  window_.OnResult(*position, now_us, /*in_order=*/data && !placed.goes_ahead());
   dirty_ = true;
   ++placed.chunks_done;
   if (!data) {

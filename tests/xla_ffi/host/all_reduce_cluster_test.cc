@@ -200,24 +200,26 @@ TEST(AllReduceCluster, nothingIsSentTwiceWithoutLoss) {
 }
 
 // Integers that have their places behind floats wait with them for their exponents: what ranks send in the order of
-// positions comes back in it, unless it is lost.
+// positions comes back in it, unless it is lost. A small sum goes ahead.
 TEST(AllReduceCluster, dataIsSentInTheOrderOfPositions) {
   std::vector<std::vector<uint8_t>> sent;
   FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
   const JobConfig job{.world_size = 2, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 1024};
   AllReduce all_reduce(job, {&driver}, [](std::string) {});
-  std::vector<int32_t> data(30'000, 1);  // of either dtype, in two segments
-  for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
-    auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = dtype, .leaf_elements = {data.size()}});
-    all_reduce.Start({.key = {.site = static_cast<uint64_t>(dtype)},
+  std::vector<int32_t> data(kSegmentLanes, 1);  // of either dtype
+  const auto start = [&](uint64_t site, DType dtype, uint64_t elements) {
+    auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = dtype, .leaf_elements = {elements}});
+    all_reduce.Start({.key = {.site = site},
                       .spec = shape,
                       .inputs = {data.data()},
                       .outputs = {data.data()},
                       .done = [](const Failure*) {}},
                      0);
-  }
+  };
+  start(1, DType::kFloat32, data.size());
+  start(2, DType::kInt32, data.size());
   all_reduce.OnTimer(0);
-  ASSERT_EQ(sent.size(), 2u);  // the exponents
+  ASSERT_EQ(sent.size(), 1u);  // the exponents
   for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
     wire::Header header;
     ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
@@ -235,6 +237,11 @@ TEST(AllReduceCluster, dataIsSentInTheOrderOfPositions) {
   }
   EXPECT_GT(sent.size(), data.size() / 360 + 1);  // of the integers, too
   EXPECT_TRUE(std::is_sorted(sequences.begin(), sequences.end()));
+
+  sent.clear();
+  start(3, DType::kInt32, 300);
+  all_reduce.OnTimer(2);
+  EXPECT_EQ(sent.size(), 1u);
 }
 
 }  // namespace

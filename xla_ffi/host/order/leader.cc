@@ -9,6 +9,10 @@ namespace {
 // message to every host.
 constexpr int64_t kDeviateGraceUs = 500;
 
+// So often in a row it does so. Else a program that sums small arrays one after the other would hold up the large sum
+// of another program for as long as it goes on.
+constexpr uint32_t kWaits = 4;
+
 // For each segment that a sum has left, this many segments of other sums may overtake it, and one if it has but one in
 // all. Beyond that, rank 0 deviates from the job's history, unless the overtaking sum is nearly done. At 1 Gbit/s a
 // segment takes 0.8 ms, about what deviating costs; sums of many segments would do so again and again.
@@ -25,8 +29,8 @@ SumPass* Expected(const SegmentId& predicted, const SumsInFlight& sums) {
 bool IsImpatient(const SumPass& shortest, const SumPass& expected, const Order& order, const SumsInFlight& sums) {
   if (order.in_turns() && sums.Find(order.last().id) == &shortest) return false;
   const uint64_t patience = kPatienceSegments * shortest.segments_left();
-  const uint64_t overtaken = shortest.plan().segment_count() == 1 ? 1 : patience;
-  return sums.PlacedSince(shortest) >= overtaken && expected.segments_left() >= patience;
+  const bool is_small = shortest.plan().segment_count() == 1;
+  return (is_small || sums.PlacedSince(shortest) >= patience) && expected.segments_left() >= patience;
 }
 
 // Returns a sum that takes turns with `expected`, which goes on: one that loads the other direction of the links.
@@ -40,7 +44,10 @@ SumPass* Partner(const SumPass& expected, const Order& order, const SumsInFlight
 
 SumPass* Leader::Next(const Order& order, const SumsInFlight& sums, int64_t now_us) {
   SumPass* next = Choose(order, sums, now_us);
-  if (next != nullptr) deviate_us_ = INT64_MAX;
+  if (next != nullptr) {
+    waits_ = deviate_us_ == INT64_MAX ? 0 : waits_ + 1;
+    StopWaiting();
+  }
   return next;
 }
 
@@ -58,7 +65,7 @@ SumPass* Leader::Choose(const Order& order, const SumsInFlight& sums, int64_t no
   // No history predicts a second pass, so it doesn't wait for what history predicts.
   if (shortest->pass() != 0) return shortest;
   if (deviate_us_ == INT64_MAX) deviate_us_ = now_us + kDeviateGraceUs;
-  return now_us < deviate_us_ ? nullptr : shortest;
+  return now_us < deviate_us_ && waits_ < kWaits ? nullptr : shortest;
 }
 
 bool Leader::TakesTurns(const Order& order, const SumsInFlight& sums, const SumPass& next) {

@@ -35,6 +35,11 @@ struct PlacedSegment {
 
   const Segment& segment() const { return sum->plan().segment(entry.id.segment); }
   uint64_t PositionOf(uint32_t chunk) const { return entry.first_position + chunk; }
+  // Is it all of a small sum? Its chunks don't wait for the data of others that is placed before and isn't sent yet.
+  bool goes_ahead() const {
+    const bool is_small = entry.segment_count == 1 && segment().cell_count <= kPreciseLanesOfSum;
+    return segment().guesses() || (is_small && segment().exponent_chunks == 0);
+  }
   uint32_t ChunkAt(uint64_t position) const { return static_cast<uint32_t>(position - entry.first_position); }
 };
 

@@ -43,11 +43,17 @@ class CongestionWindow {
     ready_ = std::min(max_chunks_, ready_ + 1);
     if (chunks_ < regained_) {
       chunks_ = std::min(regained_, chunks_ + kRegain);
-    } else if (chunks_ < max_chunks_ && now_us >= hold_until_us_ &&
+    } else if (chunks_ < (now_us < short_until_us_ ? busy_ : max_chunks_) && now_us >= hold_until_us_ &&
                Queued(round_trip) < per_chunk_ * kMaxQueueChunks / ranks_) {
       chunks_ = std::min(max_chunks_, chunks_ + per_chunk_ * kIncreaseChunks / ranks_ / chunks_);
     }
+    if (now_us >= next_shorten_us_ && now_us < short_until_us_) Shorten(now_us, round_trip);
   }
+
+  // A small sum goes ahead of data that waits, but not of what is queued in this host's own link. So for a while no
+  // more stands there than keeps the link busy. That costs processor time, as hosts wake up for fewer packets at a
+  // time.
+  void OnSmallSum(int64_t now_us) { short_until_us_ = now_us + kShortUs; }
 
   // Once for all losses of one round trip.
   void OnLoss(int64_t now_us, const RoundTrip& round_trip) {
@@ -80,6 +86,10 @@ class CongestionWindow {
   static constexpr double kPortChunks = 128;      // 190 KB in flight to one port, if nothing else is known of it
   static constexpr double kQueueChunks = 32;      // of these queue, so that the port is busy;
   static constexpr double kMaxQueueChunks = 256;  // more gain nothing, wherever they queue
+  static constexpr int64_t kShortUs = 1'000'000;  // after a small sum,
+  static constexpr double kShortQueueUs = 500;    // what is queued takes no longer,
+  static constexpr double kBusyChunks = 64;       // but so many keep a slow link busy
+  static constexpr int64_t kSamples = 8;          // round trips, of which the smoothed one is made
   static constexpr double kIncreaseChunks = 8;    // a round trip, of all ranks together
   static constexpr double kRegain = 1.0 / 4;      // of the window a round trip, after silence
   static constexpr double kDecrease = 0.85;
@@ -87,6 +97,14 @@ class CongestionWindow {
   static constexpr double kMinChunks = 16;
   static constexpr double kLeastChunks = 4;           // after many silences
   static constexpr uint32_t kSilencesOfLateRank = 4;  // 14 ms at least, as each is longer than the last
+
+  void Shorten(int64_t now_us, const RoundTrip& round_trip) {
+    const double smoothed_us = round_trip.smoothed_us(), enough_us = round_trip.least_us() + kShortQueueUs;
+    if (smoothed_us <= enough_us) return;
+    next_shorten_us_ = now_us + kSamples * round_trip.smoothed_us();
+    chunks_ = std::min(chunks_, std::max(busy_, chunks_ * enough_us / smoothed_us));
+    regained_ = std::min(regained_, chunks_);
+  }
 
   // How much of the window is queued somewhere, or waits for another rank.
   double Queued(const RoundTrip& round_trip) const {
@@ -98,12 +116,15 @@ class CongestionWindow {
   const double per_chunk_;  // how many chunks there are in place of one of 360 lanes
   const double max_chunks_;
   const double share_;
+  const double busy_ = per_chunk_ * kBusyChunks / ranks_;
   double chunks_ = share_;
   double ready_ = share_;  // chunks that may be in flight, for a while after a pause
   double regained_ = 0;    // what it has again soon after silence
   int64_t last_result_us_ = 0;
   int64_t next_decrease_us_ = 0;
   int64_t hold_until_us_ = 0;
+  int64_t short_until_us_ = 0;
+  int64_t next_shorten_us_ = 0;
 };
 
 }  // namespace passing

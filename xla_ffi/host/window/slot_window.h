@@ -39,6 +39,14 @@ class SlotWindow {
   // So what follows has the slots and versions that these would have had.
   void OnGap(uint64_t first, uint64_t end);
 
+  // May rank 0 place a segment there? A few windows ahead, so that the exponents of the next segments are under way in
+  // time, and the next small sum doesn't wait behind the gaps of earlier ones, and finds free slots.
+  bool MayPlace(uint64_t position) const {
+    const uint32_t slots = sharding_.window();
+    const uint32_t ahead = std::min(std::max(kWindowsAhead * congestion_.chunks(), kLeastAhead), slots - slots / 4);
+    return position + (slots - ahead) < end();
+  }
+
   // Do the slots reach that far?
   bool CanSend(uint64_t position) const { return position >= low_ && position < end(); }
   // The number of chunks in flight whose packets have lanes on these ways.
@@ -59,6 +67,7 @@ class SlotWindow {
     const uint32_t chunks = congestion_.chunks();
     return std::max(below.up, below.down) < (goes_ahead ? chunks + (chunks + 3) / 4 : chunks);
   }
+  void OnSmallSum(int64_t now_us) { congestion_.OnSmallSum(now_us); }
   // Counts from position `first` on, below `end`. Both lie in the window, or at its end.
   Count InFlightBetween(uint64_t first, uint64_t end) const;
   void OnSent(uint64_t position, int64_t now_us, ChunkLanes lanes = {});
@@ -151,6 +160,8 @@ class SlotWindow {
   }
   // Was a burst sent since the last result?
   static bool IsAsked(const Path& path) { return path.burst_us > path.progress_us; }
+  static constexpr uint32_t kWindowsAhead = 3;
+  static constexpr uint32_t kLeastAhead = 192;  // chunks: three segments
   // Results come one after the other, or a super-packet of them at a time. If none comes for twice as long as between
   // any of late, and no less than this, and a least round trip, then what is next may be lost.
   static constexpr int64_t kMinGapUs = 200;

@@ -106,6 +106,33 @@ TEST_F(LeaderTest, deviatesAfterAGrace) {
   EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);
 }
 
+// A program that sums small arrays one after the other holds up no large sum of another one for long.
+TEST_F(LeaderTest, waitsFewTimesInARow) {
+  for (uint32_t execution = 0; execution < 2; ++execution) Place(Issue(1, 1, execution));
+  SumPass& large = Issue(2, 20);
+  int64_t now_us = 1000;
+  for (uint32_t execution = 2; execution < 6; ++execution) {
+    EXPECT_EQ(leader_.Next(order_, sums_, now_us), nullptr);
+    SumPass& predicted = Issue(1, 1, execution);
+    EXPECT_EQ(leader_.Next(order_, sums_, now_us += 100), &predicted);
+    Place(predicted);
+    sums_.Take(predicted);
+  }
+  EXPECT_EQ(leader_.Next(order_, sums_, now_us), &large);
+  Place(large);
+  EXPECT_EQ(leader_.Next(order_, sums_, now_us), &large);  // which goes on
+}
+
+TEST_F(LeaderTest, waitsForNothingWithoutRoom) {
+  for (uint32_t execution = 0; execution < 2; ++execution) Place(Issue(1, 1, execution));
+  Issue(2, 1);
+  EXPECT_EQ(leader_.Next(order_, sums_, 1000), nullptr);
+  leader_.StopWaiting();
+  EXPECT_EQ(leader_.next_timer_us(), INT64_MAX);
+  EXPECT_EQ(leader_.Next(order_, sums_, 2000), nullptr);
+  EXPECT_EQ(leader_.next_timer_us(), 2500);
+}
+
 // A segment whose elements aren't there gets no place, whatever the history says; others go first, after the grace.
 TEST_F(LeaderTest, placesWhatIsThere) {
   SumPass& late = Issue(1, 3, 0, kSegmentLanes + 1);
@@ -121,12 +148,13 @@ TEST_F(LeaderTest, placesWhatIsThere) {
   EXPECT_EQ(PlaceAll(1500), "11");
 }
 
-// Behind a large sum that history continues, a sum of one segment waits for one, others for four for each of their own.
-TEST_F(LeaderTest, patienceEnds) {
+// Behind a large sum that history continues, a sum of one segment waits for none, others for four for each of their
+// own.
+TEST_F(LeaderTest, aSumOfOneSegmentGoesAhead) {
   SumPass& large = Issue(1, 20);
   for (int i = 0; i < 2; ++i) Place(large);
   Issue(2, 1);
-  EXPECT_EQ(PlaceAll(), "1211111111111111111");
+  EXPECT_EQ(PlaceAll(), "2111111111111111111");
 }
 TEST_F(LeaderTest, patienceGrowsWithASum) {
   SumPass& large = Issue(1, 20);
@@ -138,9 +166,9 @@ TEST_F(LeaderTest, patienceGrowsWithASum) {
 // If little is left of the large sum, the small one waits for all of it.
 TEST_F(LeaderTest, patienceLastsWhileLittleIsLeft) {
   SumPass& large = Issue(1, 6);
-  for (int i = 0; i < 2; ++i) Place(large);
+  for (int i = 0; i < 3; ++i) Place(large);
   Issue(2, 1);
-  EXPECT_EQ(PlaceAll(), "11112");
+  EXPECT_EQ(PlaceAll(), "1112");
 }
 
 }  // namespace

@@ -70,6 +70,31 @@ TEST(CongestionWindow, lossesOfOneRoundTripCountOnce) {
   EXPECT_EQ(window.chunks(), 740u);
 }
 
+// For a second after a small sum that goes ahead of a large one's data, what is queued takes half a millisecond.
+TEST(CongestionWindow, isShortForASmallSum) {
+  CongestionWindow window(1024, 1);
+  const RoundTrip queued = RoundTripWith(2'300);
+  window.OnResult(1'000, queued);
+  EXPECT_EQ(window.chunks(), 256u);  // nothing small came
+  window.OnSilence(1);               // what it would regain counts no more
+  window.OnSmallSum(1'000);
+  for (int result = 0; result < 1000; ++result) window.OnResult(1'001, queued);
+  EXPECT_EQ(window.chunks(), 64u);  // that many keep the link busy
+  Go(window, 4, 999'999, RoundTripWith(0));
+  EXPECT_EQ(window.chunks(), 64u);
+  Go(window, 4, 1'001'000, RoundTripWith(0));
+  EXPECT_NEAR(window.chunks(), 64 + 4 * 8, 1);
+}
+
+TEST(CongestionWindow, isNotShortWhereLittleIsQueued) {
+  CongestionWindow window(1024, 1);
+  window.OnSmallSum(0);
+  window.OnResult(1'000, RoundTripWith(499));
+  EXPECT_EQ(window.chunks(), 256u);
+  window.OnResult(1'000, RoundTripWith(800));
+  EXPECT_NEAR(window.chunks(), 256 * 600 / 900, 3);
+}
+
 // Where round trips are as short as ever, nothing queues: whatever loses packets, it isn't a port that overflows.
 TEST(CongestionWindow, lossWithoutAQueueClosesNothing) {
   CongestionWindow window(1024, 8);
