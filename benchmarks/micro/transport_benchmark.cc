@@ -3,9 +3,10 @@
 //   transport_benchmark                    the whole table, about 30 s
 //   transport_benchmark HOSTS DTYPE BYTES  one line of it, repeated until stopped: for a profiler, as in
 //                                          perf record -g -p $(pgrep transport_bench)
-//   transport_benchmark HOSTS DTYPE BYTES plain checked masked confidential gather scatter
-//                                          the same, of these in turns: sums that are checked, whose lanes are masked,
-//                                          or both; gathers of so many bytes in all, or scatters, by rows alone
+//   transport_benchmark HOSTS DTYPE BYTES plain int16 int8 int4 checked masked confidential gather scatter
+//                                          the same, of these in turns: sums that travel in so many bits, that are
+//                                          checked, whose lanes are masked, or both; gathers of so many bytes in all,
+//                                          or scatters, by rows alone
 //
 // Each host has a thread that starts a sum and waits for it, as a program does, and the next one at once. Times are
 // of one sum on one host; CPU is what the threads ran (the scheduler's count), per KB of the sum on one host: a host's

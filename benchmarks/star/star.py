@@ -27,6 +27,7 @@ from star_network import StarError, StarNetwork
 from star_running import Running, Sample, Tensors
 
 from jax_passing.commands.bench import table
+from jax_passing.config import RANKS_MAX_OF_WIRE
 from jax_passing.errors import PassingError
 
 PERCENTILES = (0, 10, 50, 90, 99, 99.9)
@@ -251,6 +252,9 @@ def main() -> None:
     others = [name for name in arguments.contenders if not CONTENDERS[name].label.startswith("jax_passing")]
     if arguments.beside and others:
         parser.error(f"--beside: with jax_passing alone, which has streams, not with {', '.join(others)}")
+    for name in arguments.contenders:
+        if max(arguments.hosts) > RANKS_MAX_OF_WIRE[CONTENDERS[name].wire_dtype]:
+            parser.error(f"{name}: at most {RANKS_MAX_OF_WIRE[CONTENDERS[name].wire_dtype]} hosts")
     console = Console(width=None if sys.stdout.isatty() else 180)
     try:
         if arguments.plot:

@@ -78,21 +78,20 @@ using BiasedBlock = std::array<kernels::Biased<kBits>, kMaxBlockElements + 7>;
 template <uint32_t kBits>
 bool EncodeNarrow(const void* elements, size_t count, int32_t exponent, uint32_t world_size, const Rounding& rounding,
                   uint8_t* lanes) {
-  constexpr uint32_t kTile = kernels::kTileElements, kMaxTiles = kMaxBlockElements / kTile + 1;
+  constexpr uint32_t kStep = kernels::kStepElements;
   assert(rounding.first + count <= kMaxBlockElements);
-  const auto first_tile = rounding.first / kTile;
-  const auto end_tile = static_cast<uint32_t>((rounding.first + count + kTile - 1) / kTile);
-  std::array<uint32_t, kMaxTiles * kTile / 2> random;
+  const uint32_t first_step = rounding.first / kStep, in_first_step = rounding.first % kStep;
+  const auto steps = static_cast<uint32_t>((in_first_step + count + kStep - 1) / kStep);
+  std::array<uint32_t, (kMaxBlockElements / kStep + 1) * kernels::kGenerators> random;
   if (rounding.to_nearest) {
     random.fill(0x80008000);  // half a unit for each of two elements
   } else {
-    kernels::RandomTiles(rounding.key, rounding.block, first_tile, end_tile - first_tile, random.data());
+    kernels::RandomSteps(rounding.key, rounding.block, first_step, steps, random.data());
   }
   const double scale = exponent == kNoExponent ? 0 : LargestQuantised(kBits, world_size) * 0x1p16 / NumberOf(exponent);
   BiasedBlock<kBits> biased;
-  const size_t in_first_tile = rounding.first - size_t{first_tile} * kTile;
   const bool finite = kernels::Quantise<kBits>(
-      elements, count, scale, reinterpret_cast<const uint16_t*>(random.data()) + in_first_tile, biased.data());
+      elements, count, scale, reinterpret_cast<const uint16_t*>(random.data()) + in_first_step, biased.data());
   const size_t lane_count = (count + 32 / kBits - 1) / (32 / kBits);
   std::fill(biased.begin() + count, biased.begin() + lane_count * (32 / kBits), kernels::kBias<kBits>);
   kernels::PackLanes<kBits>(biased.data(), lane_count, lanes);

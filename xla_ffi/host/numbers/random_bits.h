@@ -1,10 +1,11 @@
-// The generator of random bits is Philox4x32 with 7 rounds (Salmon et al.: Parallel random numbers: as easy as 1, 2, 3,
-// SC 2011), the fewest rounds with which it passes BigCrush. No more is needed here: the bits must be uniform, and
-// independent between ranks, sums and elements, but nobody has a reason to guess them. formats.h says how the loop is
-// compiled.
+// The generator of random bits is xoshiro128++ (Blackman and Vigna: Scrambled linear pseudorandom number generators,
+// ACM TOMS 2021), several of them side by side so that a loop over them fills whole vectors. SplitMix64 seeds those of
+// each block, as its authors advise. No more is needed here: the bits must be uniform, and independent between ranks,
+// sums and elements, but nobody has a reason to guess them. formats.h says how the loops are compiled.
 #ifndef XLA_FFI_HOST_NUMBERS_RANDOM_BITS_H_
 #define XLA_FFI_HOST_NUMBERS_RANDOM_BITS_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -12,33 +13,40 @@
 
 namespace passing::kernels {
 
-// A call of the generator makes the bits of 8 elements, 16 for each. 16 calls make a tile, so that a loop over them
-// fills whole vectors.
-inline constexpr uint32_t kTileCalls = 16, kTileElements = 8 * kTileCalls;
+inline constexpr uint32_t kGenerators = 16;
+// A step of all of them makes the bits of so many elements, 16 for each.
+inline constexpr uint32_t kStepElements = 2 * kGenerators;
 
-// Writes the bits of `tiles` tiles of a block, 64 words each. Word w of a tile's call n stands at 16 w + n.
-static PASSING_CLONES void RandomTiles(uint64_t key, uint64_t block, uint32_t first_tile, uint32_t tiles,
+inline uint64_t SplitMix64(uint64_t seed, uint64_t index) {
+  uint64_t z = seed + (index + 1) * 0x9E3779B97F4A7C15;
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+// Writes the bits of `steps` steps of a block, from `first_step` on.
+static PASSING_CLONES void RandomSteps(uint64_t key, uint64_t block, uint32_t first_step, uint32_t steps,
                                        uint32_t* __restrict words) {
-  for (uint32_t tile = 0; tile < tiles; ++tile) {
-    uint32_t* __restrict at = words + size_t{4} * kTileCalls * tile;
-    for (uint32_t n = 0; n < kTileCalls; ++n) {
-      uint32_t c0 = (first_tile + tile) * kTileCalls + n, c1 = 0;
-      auto c2 = static_cast<uint32_t>(block), c3 = static_cast<uint32_t>(block >> 32);
-      auto k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
-#pragma GCC unroll 7
-      for (int round = 0; round < 7; ++round) {
-        const uint64_t a = uint64_t{0xD2511F53} * c0, b = uint64_t{0xCD9E8D57} * c2;
-        c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
-        c1 = static_cast<uint32_t>(b);
-        c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
-        c3 = static_cast<uint32_t>(a);
-        k0 += 0x9E3779B9;
-        k1 += 0xBB67AE85;
-      }
-      at[n] = c0;
-      at[kTileCalls + n] = c1;
-      at[2 * kTileCalls + n] = c2;
-      at[3 * kTileCalls + n] = c3;
+  uint32_t state[4][kGenerators];
+  for (uint32_t i = 0; i < 2 * kGenerators; ++i) {
+    const uint64_t seed = SplitMix64(key, block * 2 * kGenerators + i);
+    const uint32_t word = i / kGenerators * 2, generator = i % kGenerators;
+    state[word][generator] = static_cast<uint32_t>(seed);
+    state[word + 1][generator] = static_cast<uint32_t>(seed >> 32);
+  }
+  for (uint32_t step = 0; step < first_step + steps; ++step) {
+    uint32_t* __restrict at = words + (step < first_step ? 0 : size_t{kGenerators} * (step - first_step));
+    for (uint32_t i = 0; i < kGenerators; ++i) {
+      uint32_t a = state[0][i], b = state[1][i], c = state[2][i], d = state[3][i];
+      at[i] = std::rotl(a + d, 7) + a;
+      const uint32_t shifted = b << 9;
+      c ^= a;
+      d ^= b;
+      b ^= c;
+      a ^= d;
+      c ^= shifted;
+      d = std::rotl(d, 11);
+      state[0][i] = a, state[1][i] = b, state[2][i] = c, state[3][i] = d;
     }
   }
 }
