@@ -1,4 +1,4 @@
-"""What sums of a rank take: time, processors, memory, sleeps."""
+"""Times the sums of a rank, and measures the processor time, memory and sleeps that they take."""
 
 import threading
 import time

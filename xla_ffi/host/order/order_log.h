@@ -21,6 +21,9 @@
 
 namespace passing {
 
+// As few packets take less time than a round trip.
+inline constexpr uint32_t kSmallChunks = 4;
+
 // A segment with its entry in the log, and this host's progress with it.
 struct PlacedSegment {
   LogEntry entry;
@@ -37,7 +40,7 @@ struct PlacedSegment {
   uint64_t PositionOf(uint32_t chunk) const { return entry.first_position + chunk; }
   // Is it all of a small sum? Its chunks don't wait for the data of others that is placed before and isn't sent yet.
   bool goes_ahead() const {
-    const bool is_small = entry.segment_count == 1 && segment().cell_count <= kPreciseLanesOfSum;
+    const bool is_small = entry.segment_count == 1 && segment().data_chunks <= kSmallChunks;
     return segment().guesses() || (is_small && segment().exponent_chunks == 0);
   }
   uint32_t ChunkAt(uint64_t position) const { return static_cast<uint32_t>(position - entry.first_position); }

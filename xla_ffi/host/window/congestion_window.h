@@ -23,12 +23,14 @@ class CongestionWindow {
  public:
   // `slots`: how many chunks the job's switches hold at a time. `ranks_at_port`: how many ranks send to one port, 1 if
   // the switch has a port for each of them. `lanes_per_chunk`: networks count bytes, so of longer chunks there are
-  // fewer.
-  CongestionWindow(uint32_t slots, uint32_t ranks_at_port, uint32_t lanes_per_chunk = wire::kLanesAtMtu1500)
+  // fewer. `shards`: of the job, which have their turns one after the other.
+  CongestionWindow(uint32_t slots, uint32_t ranks_at_port, uint32_t lanes_per_chunk = wire::kLanesAtMtu1500,
+                   uint32_t shards = 1)
       : ranks_(ranks_at_port),
         per_chunk_(std::min(1.0, 1.0 * wire::kLanesAtMtu1500 / lanes_per_chunk)),
         max_chunks_(std::max<double>(std::min<double>(kLeastMaxChunks * per_chunk_, slots), slots / kSlotsPerChunk)),
-        share_(ranks_at_port == 1 ? max_chunks_ : std::clamp(per_chunk_ * kPortChunks / ranks_, 1.0, max_chunks_)) {}
+        share_(ranks_at_port == 1 ? max_chunks_ : std::clamp(per_chunk_ * kPortChunks / ranks_, 1.0, max_chunks_)),
+        busy_(std::min(max_chunks_, per_chunk_ * kBusyChunks * shards / ranks_)) {}
 
   uint32_t chunks() const { return static_cast<uint32_t>(std::min(chunks_, ready_) + 0.5); }
 
@@ -88,7 +90,7 @@ class CongestionWindow {
   static constexpr double kMaxQueueChunks = 256;  // more gain nothing, wherever they queue
   static constexpr int64_t kShortUs = 1'000'000;  // after a small sum,
   static constexpr double kShortQueueUs = 500;    // what is queued takes no longer,
-  static constexpr double kBusyChunks = 64;       // but so many keep a slow link busy
+  static constexpr double kBusyChunks = 64;       // but so many keep a slow link busy, of each shard
   static constexpr int64_t kSamples = 8;          // round trips, of which the smoothed one is made
   static constexpr double kIncreaseChunks = 8;    // a round trip, of all ranks together
   static constexpr double kRegain = 1.0 / 4;      // of the window a round trip, after silence
@@ -116,7 +118,7 @@ class CongestionWindow {
   const double per_chunk_;  // how many chunks there are in place of one of 360 lanes
   const double max_chunks_;
   const double share_;
-  const double busy_ = per_chunk_ * kBusyChunks / ranks_;
+  const double busy_;
   double chunks_ = share_;
   double ready_ = share_;  // chunks that may be in flight, for a while after a pause
   double regained_ = 0;    // what it has again soon after silence

@@ -31,7 +31,7 @@ SlotWindow::SlotWindow(const Sharding& sharding, uint32_t ranks_at_port, uint32_
       chunks_(sharding.window()),
       in_flight_((chunks_.size() + kWordBits - 1) / kWordBits),
       paths_(sharding.shard_count()),
-      congestion_(sharding.window(), ranks_at_port, lanes_per_chunk) {}
+      congestion_(sharding.window(), ranks_at_port, lanes_per_chunk, sharding.shard_count()) {}
 
 void SlotWindow::Advance(uint64_t low) {
   assert(low >= low_);

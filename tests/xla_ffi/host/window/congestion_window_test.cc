@@ -86,6 +86,16 @@ TEST(CongestionWindow, isShortForASmallSum) {
   EXPECT_NEAR(window.chunks(), 64 + 4 * 8, 1);
 }
 
+// Else a few of many shards would have all the work, one after the other.
+TEST(CongestionWindow, isLessShortForSeveralShards) {
+  for (const auto& [shards, chunks] : {std::pair(2u, 128u), {4u, 256u}, {16u, 256u}}) {
+    CongestionWindow window(1024, 1, 360, shards);
+    window.OnSmallSum(0);
+    window.OnResult(1, RoundTripWith(10'000));
+    EXPECT_EQ(window.chunks(), chunks);
+  }
+}
+
 TEST(CongestionWindow, isNotShortWhereLittleIsQueued) {
   CongestionWindow window(1024, 1);
   window.OnSmallSum(0);
