@@ -174,7 +174,8 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
         label = f"{case.running.contender.label}, L={case.running.contender.devices}"
         memory = max(sample.memory_bytes for sample in case.samples) / 2**20
         costs.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "", f"{memory:.1f}")
-    console.print(costs)
+    if not arguments.beside:
+        console.print(costs)
     small = [case for case in cases if case.tensors.size <= SMALL_BYTES]
     if small:
         console.print(latencies(small))
@@ -249,6 +250,8 @@ def main() -> None:
     alone = [name for name in arguments.contenders if CONTENDERS[name].others is None]
     if arguments.collective != "psum" and (alone or arguments.tree):
         parser.error(f"--collective {arguments.collective}: not with {', '.join(alone) or '--tree'}")
+    if arguments.beside and arguments.collective != "psum":
+        parser.error("--beside: with psum alone")
     others = [name for name in arguments.contenders if not CONTENDERS[name].label.startswith("jax_passing")]
     if arguments.beside and others:
         parser.error(f"--beside: with jax_passing alone, which has streams, not with {', '.join(others)}")

@@ -40,9 +40,12 @@ class Beside:
 
     def result(self) -> tuple[Any, float]:
         """Returns what `sum` does, once it is there, and how long it took."""
-        if not self._thread.is_alive():
-            raise ValueError("the sum beside was over before the others: ask for fewer --sums, or more MiB --beside")
+        was_over = not self._thread.is_alive()
         self._thread.join()
+        if not self._outs:
+            raise RuntimeError("the sum beside failed: its thread's traceback says why")
+        if was_over:
+            raise ValueError("the sum beside was over before the others: ask for fewer --sums, or more MiB --beside")
         return self._outs.pop(), self._end_s - self._start_s
 
 

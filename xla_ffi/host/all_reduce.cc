@@ -165,7 +165,7 @@ void AllReduce::SendNew(int64_t now_us) {
       if (!has_room) break;
       window_.OnSent(position, now_us, SendChunk(placed, placed.next_chunk));
     }
-    ends_segment = ends_segment || placed.next_chunk == segment.chunk_count();
+    ends_segment = ends_segment || (!goes_ahead && placed.next_chunk == segment.chunk_count());
     const bool has_data_left = !goes_ahead && placed.next_chunk < segment.chunk_count();
     data_waits = data_waits || has_data_left;
     entry = has_room && !has_data_left ? log_.OnSent(entry) : std::next(entry);

@@ -40,8 +40,8 @@ struct PlacedSegment {
   uint64_t PositionOf(uint32_t chunk) const { return entry.first_position + chunk; }
   // Is it all of a small sum? Its chunks don't wait for the data of others that is placed before and isn't sent yet.
   bool goes_ahead() const {
-    const bool is_small = entry.segment_count == 1 && segment().data_chunks <= kSmallChunks;
-    return segment().guesses() || (is_small && segment().exponent_chunks == 0);
+    const bool is_short = segment().cell_count <= kPreciseLanesOfSum && segment().data_chunks <= kSmallChunks;
+    return segment().guesses() || (is_short && entry.segment_count == 1 && segment().exponent_chunks == 0);
   }
   uint32_t ChunkAt(uint64_t position) const { return static_cast<uint32_t>(position - entry.first_position); }
 };

@@ -30,7 +30,7 @@ class CongestionWindow {
         per_chunk_(std::min(1.0, 1.0 * wire::kLanesAtMtu1500 / lanes_per_chunk)),
         max_chunks_(std::max<double>(std::min<double>(kLeastMaxChunks * per_chunk_, slots), slots / kSlotsPerChunk)),
         share_(ranks_at_port == 1 ? max_chunks_ : std::clamp(per_chunk_ * kPortChunks / ranks_, 1.0, max_chunks_)),
-        busy_(std::min(max_chunks_, per_chunk_ * kBusyChunks * shards / ranks_)) {}
+        busy_(std::clamp(per_chunk_ * kBusyChunks * shards / ranks_, 1.0, max_chunks_)) {}
 
   uint32_t chunks() const { return static_cast<uint32_t>(std::min(chunks_, ready_) + 0.5); }
 
@@ -45,11 +45,11 @@ class CongestionWindow {
     ready_ = std::min(max_chunks_, ready_ + 1);
     if (chunks_ < regained_) {
       chunks_ = std::min(regained_, chunks_ + kRegain);
-    } else if (chunks_ < (now_us < short_until_us_ ? busy_ : max_chunks_) && now_us >= hold_until_us_ &&
+    } else if (chunks_ < (IsTooLong(now_us, round_trip) ? busy_ : max_chunks_) && now_us >= hold_until_us_ &&
                Queued(round_trip) < per_chunk_ * kMaxQueueChunks / ranks_) {
       chunks_ = std::min(max_chunks_, chunks_ + per_chunk_ * kIncreaseChunks / ranks_ / chunks_);
     }
-    if (now_us >= next_shorten_us_ && now_us < short_until_us_) Shorten(now_us, round_trip);
+    if (now_us >= next_shorten_us_ && IsTooLong(now_us, round_trip)) Shorten(now_us, round_trip);
   }
 
   // A small sum goes ahead of data that waits, but not of what is queued in this host's own link. So for a while no
@@ -89,7 +89,7 @@ class CongestionWindow {
   static constexpr double kQueueChunks = 32;      // of these queue, so that the port is busy;
   static constexpr double kMaxQueueChunks = 256;  // more gain nothing, wherever they queue
   static constexpr int64_t kShortUs = 1'000'000;  // after a small sum,
-  static constexpr double kShortQueueUs = 500;    // what is queued takes no longer,
+  static constexpr int64_t kShortQueueUs = 500;   // what is queued takes no longer,
   static constexpr double kBusyChunks = 64;       // but so many keep a slow link busy, of each shard
   static constexpr int64_t kSamples = 8;          // round trips, of which the smoothed one is made
   static constexpr double kIncreaseChunks = 8;    // a round trip, of all ranks together
@@ -100,11 +100,15 @@ class CongestionWindow {
   static constexpr double kLeastChunks = 4;           // after many silences
   static constexpr uint32_t kSilencesOfLateRank = 4;  // 14 ms at least, as each is longer than the last
 
+  // Does more queue than a small sum should wait for, while there are small sums?
+  bool IsTooLong(int64_t now_us, const RoundTrip& round_trip) const {
+    return now_us < short_until_us_ && round_trip.smoothed_us() > round_trip.least_us() + kShortQueueUs;
+  }
   void Shorten(int64_t now_us, const RoundTrip& round_trip) {
-    const double smoothed_us = round_trip.smoothed_us(), enough_us = round_trip.least_us() + kShortQueueUs;
-    if (smoothed_us <= enough_us) return;
     next_shorten_us_ = now_us + kSamples * round_trip.smoothed_us();
-    chunks_ = std::min(chunks_, std::max(busy_, chunks_ * enough_us / smoothed_us));
+    const double enough =
+        static_cast<double>(round_trip.least_us() + kShortQueueUs) / static_cast<double>(round_trip.smoothed_us());
+    chunks_ = std::min(chunks_, std::max(busy_, chunks_ * enough));
     regained_ = std::min(regained_, chunks_);
   }
 

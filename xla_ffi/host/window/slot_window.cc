@@ -28,6 +28,7 @@ constexpr ChunkLanes kNone{.up = false, .down = false};
 
 SlotWindow::SlotWindow(const Sharding& sharding, uint32_t ranks_at_port, uint32_t lanes_per_chunk)
     : sharding_(sharding),
+      least_ahead_(kLanesAhead / lanes_per_chunk),
       chunks_(sharding.window()),
       in_flight_((chunks_.size() + kWordBits - 1) / kWordBits),
       paths_(sharding.shard_count()),

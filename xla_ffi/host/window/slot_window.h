@@ -43,7 +43,7 @@ class SlotWindow {
   // time, and the next small sum doesn't wait behind the gaps of earlier ones, and finds free slots.
   bool MayPlace(uint64_t position) const {
     const uint32_t slots = sharding_.window();
-    const uint32_t ahead = std::min(std::max(kWindowsAhead * congestion_.chunks(), kLeastAhead), slots - slots / 4);
+    const uint32_t ahead = std::min(std::max(kWindowsAhead * congestion_.chunks(), least_ahead_), slots - slots / 4);
     return position + (slots - ahead) < end();
   }
 
@@ -161,7 +161,7 @@ class SlotWindow {
   // Was a burst sent since the last result?
   static bool IsAsked(const Path& path) { return path.burst_us > path.progress_us; }
   static constexpr uint32_t kWindowsAhead = 3;
-  static constexpr uint32_t kLeastAhead = 192;  // chunks: three segments
+  static constexpr uint32_t kLanesAhead = 3 * 64 * wire::kLanesAtMtu1500;  // at least: three segments
   // Results come one after the other, or a super-packet of them at a time. If none comes for twice as long as between
   // any of late, and no less than this, and a least round trip, then what is next may be lost.
   static constexpr int64_t kMinGapUs = 200;
@@ -184,6 +184,7 @@ class SlotWindow {
   uint64_t Resend(uint64_t position, int64_t now_us);
 
   const Sharding sharding_;
+  const uint32_t least_ahead_;  // chunks
   uint64_t low_ = 0;
   struct Gap {
     uint64_t first = 0;

@@ -80,10 +80,24 @@ TEST(CongestionWindow, isShortForASmallSum) {
   window.OnSmallSum(1'000);
   for (int result = 0; result < 1000; ++result) window.OnResult(1'001, queued);
   EXPECT_EQ(window.chunks(), 64u);  // that many keep the link busy
-  Go(window, 4, 999'999, RoundTripWith(0));
+  Go(window, 4, 999'999, queued);
   EXPECT_EQ(window.chunks(), 64u);
-  Go(window, 4, 1'001'000, RoundTripWith(0));
+  Go(window, 4, 999'999, RoundTripWith(499));  // it queues no more
   EXPECT_NEAR(window.chunks(), 64 + 4 * 8, 1);
+  Go(window, 4, 1'001'000, queued);  // there were no small sums for a second
+  EXPECT_NEAR(window.chunks(), 64 + 8 * 8, 4);
+}
+
+// One chunk can be sent, however many ranks there are.
+TEST(CongestionWindow, isNeverClosedForASmallSum) {
+  for (const uint32_t lanes : {360u, 2232u}) {
+    for (const uint32_t ranks : {64u, 1'000u}) {
+      CongestionWindow window(1024, ranks, lanes);
+      window.OnSmallSum(0);
+      for (int64_t now_us = 1; now_us < 900'000; now_us += 1'000) window.OnResult(now_us, RoundTripWith(50'000));
+      EXPECT_GE(window.chunks(), 1u);
+    }
+  }
 }
 
 // Else a few of many shards would have all the work, one after the other.
