@@ -9,11 +9,11 @@ namespace {
 // message to every host.
 constexpr int64_t kDeviateGraceUs = 500;
 
-// So often in a row it does so. Else a program that sums small arrays one after the other would hold up the large sum
-// of another program for as long as it goes on.
+// At most so often in a row. Else a program that sums small arrays one after the other would hold up the large sum of
+// another program for as long as it goes on.
 constexpr uint32_t kWaits = 4;
 
-// For each segment that a sum has left, this many segments of other sums may overtake it, and one if it has but one in
+// For each segment that a sum has left, this many segments of other sums may overtake it, and none if it has but one in
 // all. Beyond that, rank 0 deviates from the job's history, unless the overtaking sum is nearly done. At 1 Gbit/s a
 // segment takes 0.8 ms, about what deviating costs; sums of many segments would do so again and again.
 constexpr uint64_t kPatienceSegments = 4;

@@ -52,9 +52,8 @@ class CongestionWindow {
     if (now_us >= next_shorten_us_ && IsTooLong(now_us, round_trip)) Shorten(now_us, round_trip);
   }
 
-  // A small sum goes ahead of data that waits, but not of what is queued in this host's own link. So for a while no
-  // more stands there than keeps the link busy. That costs processor time, as hosts wake up for fewer packets at a
-  // time.
+  // A small sum went ahead of data that waits. It can't go ahead of what is queued in this host's own link, so for a
+  // while no more stands there than keeps the link busy. That costs processor time, as fewer packets come at a time.
   void OnSmallSum(int64_t now_us) { short_until_us_ = now_us + kShortUs; }
 
   // Once for all losses of one round trip.
@@ -102,7 +101,7 @@ class CongestionWindow {
 
   // Does more queue than a small sum should wait for, while there are small sums?
   bool IsTooLong(int64_t now_us, const RoundTrip& round_trip) const {
-    return now_us < short_until_us_ && round_trip.smoothed_us() > round_trip.least_us() + kShortQueueUs;
+    return now_us < short_until_us_ && round_trip.smoothed_us() - round_trip.least_us() > kShortQueueUs;
   }
   void Shorten(int64_t now_us, const RoundTrip& round_trip) {
     next_shorten_us_ = now_us + kSamples * round_trip.smoothed_us();
