@@ -85,10 +85,11 @@ class Call {
 // Waits until `condition` holds, for as long as a busy machine may need.
 template <typename Condition>
 inline bool Eventually(Condition condition) {
-  for (int waited_ms = 0; waited_ms < 20'000 && !condition(); ++waited_ms) {
+  for (int waited_ms = 0; waited_ms < 20'000; ++waited_ms) {
+    if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return condition();
+  return false;
 }
 
 using FloatCall = Call<float>;
