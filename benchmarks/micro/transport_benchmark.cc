@@ -105,13 +105,6 @@ struct Line {
   double median_us, p10_us, p90_us, p99_us, host_ns_per_kb, switch_ns_per_kb, sleeps, resent_share;
 };
 
-WireDtype WireDtypeOf(const std::string& kind) {
-  return kind == "int16"  ? WireDtype::kInt16
-         : kind == "int8" ? WireDtype::kInt8
-         : kind == "int4" ? WireDtype::kInt4
-                          : WireDtype::kFull;
-}
-
 // Runs one host: `sums` sums, one after the other, from `in` to `out`. Returns the times.
 std::vector<double> SumInTurn(Transport& host, uint32_t rank, const Case& c, uint32_t first_execution, int sums,
                               const std::vector<uint32_t>& in, std::vector<uint32_t>& out) {
@@ -119,7 +112,7 @@ std::vector<double> SumInTurn(Transport& host, uint32_t rank, const Case& c, uin
   const auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "benchmark",
                                                        .dtype = moves == Moves::kGather ? DType::kInt32 : c.dtype,
                                                        .leaf_elements = {c.bytes / SizeOf(c.dtype)},
-                                                       .wire_dtype = WireDtypeOf(c.kind),
+                                                       .wire_dtype = ParseWireDtype(c.kind).value_or(WireDtype::kFull),
                                                        .moves = moves});
   std::vector<bool> own_rows(moves == Moves::kAll ? 0 : c.world_size);
   if (!own_rows.empty()) own_rows[rank] = true;

@@ -256,8 +256,9 @@ def main() -> None:
     if arguments.beside and others:
         parser.error(f"--beside: with jax_passing alone, which has streams, not with {', '.join(others)}")
     for name in arguments.contenders:
-        if max(arguments.hosts) > RANKS_MAX_OF_WIRE[CONTENDERS[name].wire_dtype]:
-            parser.error(f"{name}: at most {RANKS_MAX_OF_WIRE[CONTENDERS[name].wire_dtype]} hosts")
+        hosts_max = RANKS_MAX_OF_WIRE[CONTENDERS[name].wire_dtype]
+        if max(arguments.hosts) > hosts_max:
+            parser.error(f"{name}: at most {hosts_max} hosts")
     console = Console(width=None if sys.stdout.isatty() else 180)
     try:
         if arguments.plot:

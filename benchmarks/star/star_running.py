@@ -194,8 +194,8 @@ class Running:
 
     def sum(self, tensors: Tensors, iteration: int, sums: int, beside: int = 0) -> Sample:
         """Runs `sums` sums in a row, `beside` one of that many elements if it is given."""
-        order = {"elements": tensors.elements, "dtype": tensors.dtype, "iteration": iteration, "sums": sums}
-        order["beside"] = beside
+        numbers = {"iteration": iteration, "sums": sums, "beside": beside}
+        order = {"elements": tensors.elements, "dtype": tensors.dtype, **numbers}
         self.order(do="prepare", **order)
         switch_s = self._switch_cpu_s()
         replies = self.order(do="sum", **order)

@@ -43,8 +43,11 @@ inline std::optional<Failure> HostLost() { return Failure{"HostLostError", "rank
 
 template <typename Condition>
 inline bool Eventually(const Condition& condition) {
-  for (int i = 0; i < 5000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  return condition();
+  for (int waited_ms = 0; waited_ms < 5000; ++waited_ms) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
 }
 
 class StagingTest : public testing::Test {

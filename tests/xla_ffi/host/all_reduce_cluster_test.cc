@@ -199,15 +199,9 @@ TEST(AllReduceCluster, nothingIsSentTwiceWithoutLoss) {
   EXPECT_EQ(cluster.rank(0).stats().tensor_bytes, 400'000u);
 }
 
-// Integers that have their places behind floats wait with them for their exponents: what ranks send in the order of
-// positions comes back in it, unless it is lost. A small sum goes ahead.
-TEST(AllReduceCluster, dataIsSentInTheOrderOfPositions) {
-  std::vector<std::vector<uint8_t>> sent;
-  FakeDriver driver([&](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); });
-  const JobConfig job{.world_size = 2, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 1024};
-  AllReduce all_reduce(job, {&driver}, [](std::string) {});
-  std::vector<int32_t> data(kSegmentLanes, 1);  // of either dtype
-  const auto start = [&](uint64_t site, DType dtype, uint64_t elements) {
+// Rank 0 of a job whose packets come nowhere.
+struct LoneRank {
+  void Start(uint64_t site, DType dtype, uint64_t elements) {
     auto shape = std::make_shared<SumSpec>(SumSpec{.site_name = "x", .dtype = dtype, .leaf_elements = {elements}});
     all_reduce.Start({.key = {.site = site},
                       .spec = shape,
@@ -215,11 +209,25 @@ TEST(AllReduceCluster, dataIsSentInTheOrderOfPositions) {
                       .outputs = {data.data()},
                       .done = [](const Failure*) {}},
                      0);
-  };
-  start(1, DType::kFloat32, data.size());
-  start(2, DType::kInt32, data.size());
+  }
+
+  std::vector<std::vector<uint8_t>> sent;
+  FakeDriver driver{[this](std::vector<uint8_t> packet) { sent.push_back(std::move(packet)); }};
+  const JobConfig job{.world_size = 2, .shards = {{.job = 3, .epoch = 7}}, .slots_per_shard = 1024};
+  AllReduce all_reduce{job, {&driver}, [](std::string) {}};
+  std::vector<int32_t> data = std::vector<int32_t>(30'000, 1);  // of either dtype, in two segments
+};
+
+// Integers that have their places behind floats wait with them for their exponents: what ranks send in the order of
+// positions comes back in it, unless it is lost.
+TEST(AllReduceCluster, dataIsSentInTheOrderOfPositions) {
+  LoneRank rank;
+  auto& [sent, driver, job, all_reduce, data] = rank;
+  for (const DType dtype : {DType::kFloat32, DType::kInt32}) {
+    rank.Start(static_cast<uint64_t>(dtype), dtype, data.size());
+  }
   all_reduce.OnTimer(0);
-  ASSERT_EQ(sent.size(), 1u);  // the exponents
+  ASSERT_EQ(sent.size(), 2u);  // the exponents
   for (std::vector<uint8_t>& packet : std::exchange(sent, {})) {
     wire::Header header;
     ASSERT_EQ(wire::Decode(packet, header), wire::DecodeError::kNone);
@@ -237,11 +245,16 @@ TEST(AllReduceCluster, dataIsSentInTheOrderOfPositions) {
   }
   EXPECT_GT(sent.size(), data.size() / 360 + 1);  // of the integers, too
   EXPECT_TRUE(std::is_sorted(sequences.begin(), sequences.end()));
+}
 
-  sent.clear();
-  start(3, DType::kInt32, 300);
-  all_reduce.OnTimer(2);
-  EXPECT_EQ(sent.size(), 1u);
+TEST(AllReduceCluster, smallIntegersGoAheadOfDataThatWaits) {
+  LoneRank rank;
+  rank.Start(1, DType::kFloat32, rank.data.size());
+  rank.all_reduce.OnTimer(0);
+  EXPECT_EQ(rank.sent.size(), 2u);  // the exponents of its segments
+  rank.Start(2, DType::kInt32, 300);
+  rank.all_reduce.OnTimer(1);
+  EXPECT_EQ(rank.sent.size(), 3u);
 }
 
 }  // namespace

@@ -7,17 +7,15 @@
 #include <cstdint>
 #include <string_view>
 
+#include "host/numbers/split_mix.h"
+
 namespace passing {
 
 // 64 bits tell some thousand sums of a job apart: the odds that any two collide are below 1e-12.
 class Hash {
  public:
   void Add(uint64_t value) {
-    // The finaliser of SplitMix64 after each word, so that every bit of the state depends on every bit before.
-    state_ = (state_ ^ value) + 0x9e3779b97f4a7c15;
-    state_ = (state_ ^ (state_ >> 30)) * 0xbf58476d1ce4e5b9;
-    state_ = (state_ ^ (state_ >> 27)) * 0x94d049bb133111eb;
-    state_ ^= state_ >> 31;
+    state_ = SplitMix64(state_ ^ value);  // so that every bit of the state depends on every bit before
   }
   void Add(std::string_view text) {
     Add(text.size());  // so that "a", "bc" isn't "ab", "c"

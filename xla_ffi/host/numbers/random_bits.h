@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "host/numbers/split_mix.h"
 #include "wire/lanes.h"
 
 namespace passing::kernels {
@@ -17,19 +18,12 @@ inline constexpr uint32_t kGenerators = 16;
 // A step of all of them makes the bits of so many elements, 16 for each.
 inline constexpr uint32_t kStepElements = 2 * kGenerators;
 
-inline uint64_t SplitMix64(uint64_t seed, uint64_t index) {
-  uint64_t z = seed + (index + 1) * 0x9E3779B97F4A7C15;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-  return z ^ (z >> 31);
-}
-
 // Writes the bits of `steps` steps of a block, from `first_step` on.
 static PASSING_CLONES void RandomSteps(uint64_t key, uint64_t block, uint32_t first_step, uint32_t steps,
                                        uint32_t* __restrict words) {
   uint32_t state[4][kGenerators];
   for (uint32_t i = 0; i < 2 * kGenerators; ++i) {
-    const uint64_t seed = SplitMix64(key, block * 2 * kGenerators + i);
+    const uint64_t seed = SplitMix64(key + (block * 2 * kGenerators + i) * kSplitMixStep);
     const uint32_t word = i / kGenerators * 2, generator = i % kGenerators;
     state[word][generator] = static_cast<uint32_t>(seed);
     state[word + 1][generator] = static_cast<uint32_t>(seed >> 32);

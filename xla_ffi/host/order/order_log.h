@@ -21,7 +21,7 @@
 
 namespace passing {
 
-// As few packets take less time than a round trip.
+// kPreciseLanesOfSum fill so many of 360 lanes. Lanes that each rank has for itself (SumPlan::maxima_apart) fill more.
 inline constexpr uint32_t kSmallChunks = 4;
 
 // A segment with its entry in the log, and this host's progress with it.

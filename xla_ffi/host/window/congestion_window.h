@@ -30,7 +30,7 @@ class CongestionWindow {
         per_chunk_(std::min(1.0, 1.0 * wire::kLanesAtMtu1500 / lanes_per_chunk)),
         max_chunks_(std::max<double>(std::min<double>(kLeastMaxChunks * per_chunk_, slots), slots / kSlotsPerChunk)),
         share_(ranks_at_port == 1 ? max_chunks_ : std::clamp(per_chunk_ * kPortChunks / ranks_, 1.0, max_chunks_)),
-        busy_(std::clamp(per_chunk_ * kBusyChunks * shards / ranks_, 1.0, max_chunks_)) {}
+        least_short_(std::clamp(per_chunk_ * kShortChunks * shards / ranks_, 1.0, max_chunks_)) {}
 
   uint32_t chunks() const { return static_cast<uint32_t>(std::min(chunks_, ready_) + 0.5); }
 
@@ -45,7 +45,7 @@ class CongestionWindow {
     ready_ = std::min(max_chunks_, ready_ + 1);
     if (chunks_ < regained_) {
       chunks_ = std::min(regained_, chunks_ + kRegain);
-    } else if (chunks_ < (IsTooLong(now_us, round_trip) ? busy_ : max_chunks_) && now_us >= hold_until_us_ &&
+    } else if (chunks_ < (IsTooLong(now_us, round_trip) ? least_short_ : max_chunks_) && now_us >= hold_until_us_ &&
                Queued(round_trip) < per_chunk_ * kMaxQueueChunks / ranks_) {
       chunks_ = std::min(max_chunks_, chunks_ + per_chunk_ * kIncreaseChunks / ranks_ / chunks_);
     }
@@ -89,7 +89,7 @@ class CongestionWindow {
   static constexpr double kMaxQueueChunks = 256;  // more gain nothing, wherever they queue
   static constexpr int64_t kShortUs = 1'000'000;  // after a small sum,
   static constexpr int64_t kShortQueueUs = 500;   // what is queued takes no longer,
-  static constexpr double kBusyChunks = 64;       // but so many keep a slow link busy, of each shard
+  static constexpr double kShortChunks = 64;      // but so many keep a slow link busy, of each shard
   static constexpr int64_t kSamples = 8;          // round trips, of which the smoothed one is made
   static constexpr double kIncreaseChunks = 8;    // a round trip, of all ranks together
   static constexpr double kRegain = 1.0 / 4;      // of the window a round trip, after silence
@@ -107,7 +107,7 @@ class CongestionWindow {
     next_shorten_us_ = now_us + kSamples * round_trip.smoothed_us();
     const double enough =
         static_cast<double>(round_trip.least_us() + kShortQueueUs) / static_cast<double>(round_trip.smoothed_us());
-    chunks_ = std::min(chunks_, std::max(busy_, chunks_ * enough));
+    chunks_ = std::min(chunks_, std::max(least_short_, chunks_ * enough));
     regained_ = std::min(regained_, chunks_);
   }
 
@@ -121,7 +121,7 @@ class CongestionWindow {
   const double per_chunk_;  // how many chunks there are in place of one of 360 lanes
   const double max_chunks_;
   const double share_;
-  const double busy_;
+  const double least_short_;
   double chunks_ = share_;
   double ready_ = share_;  // chunks that may be in flight, for a while after a pause
   double regained_ = 0;    // what it has again soon after silence
