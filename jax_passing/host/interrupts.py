@@ -2,6 +2,9 @@
 
 Python handles a signal in its main thread, between two instructions. As long as that thread is in XLA, which waits for
 a sum or compiles, nothing would happen. Here a thread learns of the signal at once, and gives the main thread a moment.
+
+Nor does Python hear of a signal that the kernel hands to another thread, or that comes just before a call that waits:
+`time.sleep` then sleeps on, in one of 80 starts of a small script. So the thread signals the main thread by itself.
 """
 
 import ctypes
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from jax_passing.host.session import Session
 
 MOMENT_S = 0.5  # XLA's own waits look for signals every 0.2 s
+RETURN_S = 0.1  # in which a call that a signal ends returns to Python
 
 
 class Interrupts:
@@ -30,6 +34,7 @@ class Interrupts:
     def __init__(self, session: "Session"):
         self._session = weakref.ref(session)  # a handler of signals may outlive it
         self._handled_at = 0.0
+        self._was_own = False  # the next signal is that of the thread
         self._is_over = threading.Event()
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and (former := _owner()) is not None:
@@ -60,16 +65,27 @@ class Interrupts:
             while heard := self._reader.recv(1):
                 if heard[0] != signal.SIGINT:
                     continue
+                if self._was_own:
+                    self._was_own = False
+                    continue
                 heard_at = time.monotonic()
                 if self._is_over.wait(MOMENT_S):
                     return
-                if self._handled_at > heard_at - MOMENT_S or signal.getsignal(signal.SIGINT) != self._on_interrupt:
+                if not self._has_handled(heard_at):
+                    self._was_own = True
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    if self._is_over.wait(RETURN_S):
+                        return
+                if self._has_handled(heard_at):
                     was_deaf = False
                 elif was_deaf and not _is_interactive():
                     _die()
                 else:
                     was_deaf = True
                     self._fail()
+
+    def _has_handled(self, heard_at: float) -> bool:
+        return self._handled_at > heard_at - MOMENT_S or signal.getsignal(signal.SIGINT) != self._on_interrupt
 
     def _fail(self) -> None:
         session = self._session()

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from jax_passing.commands.terminal import LineSplitter, TaggedOutput
 
-TERMINATE_S = 5.0  # between SIGTERM and SIGKILL
+SAVE_S = 30.0  # between a user's signal and SIGKILL, in which a script may save something; Slurm and Kubernetes give it
+TERMINATE_S = 5.0  # between SIGTERM and SIGKILL, if nobody waits for what the process does
 TAIL_LINES = 200
 READ_BYTES = 4096  # bounds the lines at once; rich takes some 50 us for each
 _PR_SET_PDEATHSIG = 1
@@ -115,15 +116,20 @@ def follow(child: Child, output: TaggedOutput) -> None:
     ]
 
 
-async def stop(children: Iterable[Child], impatient: asyncio.Event, number: signal.Signals = signal.SIGTERM) -> None:
-    """Sends the signal to whole process groups, and so to a script's workers, too; then SIGKILL, after a while or when
-    `impatient` is set."""
+async def stop(
+    children: Iterable[Child],
+    impatient: asyncio.Event,
+    number: signal.Signals = signal.SIGTERM,
+    within_s: float = TERMINATE_S,
+) -> None:
+    """Sends the signal to whole process groups, and so to a script's workers, too; then SIGKILL, after `within_s` or
+    when `impatient` is set."""
     children = list(children)
     for child in children:
         child.signal_group(number)
     ended = asyncio.create_task(_ended(children))
     hurry = asyncio.create_task(impatient.wait())
-    await asyncio.wait([ended, hurry], timeout=TERMINATE_S, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([ended, hurry], timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()
     for child in children:
         child.signal_group(signal.SIGKILL)

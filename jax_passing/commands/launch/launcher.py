@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from rich.console import Console
 
-from jax_passing.commands.launch.child import TERMINATE_S, Child, follow, stop
+from jax_passing.commands.launch.child import SAVE_S, TERMINATE_S, Child, follow, stop
 from jax_passing.commands.launch.starting import Coordinator, Run, is_here, job_of_run, machines_of, start_switch
 from jax_passing.commands.terminal import TaggedOutput
 from jax_passing.config import parse_switches
@@ -115,7 +115,8 @@ async def _run(
             ranks.append(await start(rank))
         failed = await _await_ranks(ranks, signalled, start_again)
         # By Ctrl-C a script may save something, and its session tells the others; SIGTERM would end it without a word.
-        await stop(ranks, impatient, signal.SIGINT if received[:1] == [signal.SIGINT] else signal.SIGTERM)
+        number = signal.SIGINT if received[:1] == [signal.SIGINT] else signal.SIGTERM
+        await stop(ranks, impatient, number, SAVE_S if received else TERMINATE_S)
     finally:
         await stop(children, impatient)
         coordinator.close()

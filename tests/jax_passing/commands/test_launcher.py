@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from jax_passing.commands import cli
-from jax_passing.commands.launch.child import Child
+from jax_passing.commands.launch.child import TERMINATE_S, Child
 from jax_passing.commands.launch.launcher import _culprit
 from support.jobs.launching import NO_SWITCH, RUN, alive, launch, screen, start_forever
 from support.switch.in_process import until
@@ -186,6 +186,7 @@ def test_after_ctrl_c_scripts_end_as_python_does_and_the_switch_says_why(script)
         "    print('runs', flush=True)\n"
         "    time.sleep(60)\n"
         "finally:\n"
+        f"    time.sleep({TERMINATE_S})\n"  # where a rank that another's failure ends would be killed
         "    print('saved')\n"
     )
     launcher = subprocess.Popen([*RUN, "-n", "2", waits], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

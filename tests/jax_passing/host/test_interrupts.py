@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 
 import pytest
 
@@ -26,6 +27,16 @@ def test_the_handler_is_that_of_python_afterwards():
             signal.raise_signal(signal.SIGINT)
     assert handler() is signal.default_int_handler
     assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_signal_that_another_thread_gets_ends_a_sleep_once():
+    thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    with jax_passing.init(world_size=1):
+        with pytest.raises(KeyboardInterrupt):
+            thread.start()
+            time.sleep(20)
+        time.sleep(1)
+    thread.join()
 
 
 def test_a_handler_of_the_program_stays():
