@@ -5,21 +5,26 @@
 //   Range. |y| <= Q, an integer, so |q| <= Q, and |sum of q| <= H * Q < 2^(b-1). So the sum of the lanes modulo 2^32 is
 //   that of the sums S_j * 2^(b*j) with |S_j| < 2^(b-1), which determines S_0, then S_1 and so on; or all at once after
 //   2^(b-1) is added to each (narrow_kernels.h).
-//   Rounding. y * 2^16 in double is off by a factor of 1 +- 2^-52 at most, and is rounded to the integer z; where |y| =
-//   Q z is Q * 2^16. q = floor((z + r) / 2^16), r from 0 to 2^16 - 1: an integer y is q, and 0 is 0. With r uniform q
-//   is z / 2^16 on average: unbiased but for z's rounding, 2^-17 of a unit of q. |q - y| < 1 + 2^-17. Scale. Q * 2^16 /
-//   M lies between 2^-112 and 2^160: M is from 2^-129 to 2^128, since the code's last bit is worth 2^-129 for
-//   denormals. No cap is needed. Error. In units of M / Q each rank is off by less than 1 + 2^-17, with variance f (1 -
-//   f) <= 1/4, f = y - floor(y); ranks and elements have independent r. So the sum is off by less than H (1 + 2^-17) M
-//   / Q, and by 0.5 sqrt(H) M / Q root mean square. Decoding: M / Q and its product with the sum of q in double are off
-//   by 2^-52 of it; that is rounded to float32, and where the dtype is narrower once more: half a step of the dtype,
-//   and 2^-24 of it for the double rounding. M has 4 significant bits, as it is up to 1/8 above the largest |x| then,
-//   on average 1.06 times; with one bit it would be up to twice it, on average 1.44 times: half a bit of 4 or 8. To
-//   nearest. A sum whose caller takes the residuals adds them to what it sends next, so no error is lost, and need not
-//   be 0 on average; but what is kept back must not grow. There r is 2^15, so |q - y| <= 1/2 + 2^-17, and a residual is
-//   at most M / 2Q. With c M the largest number of 4 bits for what is sent next, c = 9/8, and elements up to G, M' <= c
-//   (G + M / 2Q): so M stays below 18/7 G even where Q is 1. With random bits a residual would be up to M / Q, and
-//   where Q is 1 (int4, from 4 ranks on) M would grow by G with each sum.
+//   Rounding. y * 2^16 is rounded to the integer z; where |y| = Q z is Q * 2^16. q = floor((z + r) / 2^16), r from 0 to
+//   2^16 - 1: an integer y is q, and 0 is 0. With r uniform q is z / 2^16 on average: unbiased but for z's error. In
+//   double the product is off by a factor of 1 +- 2^-52, so z is off by 1/2 and next to nothing. In float, where scale
+//   and product are rounded, by a factor of 1 +- 2^-23 and next to nothing: up to 63/128 if Q <= 63, so an integer y
+//   still has its z, and z is off by less than 1. So |q - y| < 1 + 2^-16.
+//   Scale. Q * 2^16 / M lies between 2^-112 and 2^160: M is from 2^-129 to 2^128, since the code's last bit is worth
+//   2^-129 for denormals. No cap is needed. A scale that exceeds floats is a double.
+//   Error. In units of M / Q each rank is off by less than 1 + 2^-16, with variance f (1 - f) <= 1/4, f = y - floor(y);
+//   ranks and elements have independent r. So the sum is off by less than H (1 + 2^-16) M / Q, and by 0.5 sqrt(H) M / Q
+//   root mean square. Decoding: M / Q and its product with the sum of q in double are off by 2^-52 of it; in float M /
+//   Q is u + v, u of 16 bits, so its product with a sum of 8 is exact, and that with v is off by 2^-24 of 2^-15 of it.
+//   Either is rounded to float32, and where the dtype is narrower once more: half a step of the dtype, and 2^-24 of it
+//   for the double rounding.
+//   M has 4 significant bits, as it is up to 1/8 above the largest |x| then, on average 1.06 times; with one bit it
+//   would be up to twice it, on average 1.44 times: half a bit of 4 or 8.
+//   To nearest. A sum whose caller takes the residuals adds them to what it sends next, so no error is lost, and need
+//   not be 0 on average; but what is kept back must not grow. There r is 2^15, so |q - y| <= 1/2 + 2^-16, and a
+//   residual is at most M / 2Q. With c M the largest number of 4 bits for what is sent next, c = 9/8, and elements up
+//   to G, M' <= c (G + M / 2Q): so M stays below 18/7 G even where Q is 1. With random bits a residual would be up to
+//   M / Q, and where Q is 1 (int4, from 4 ranks on) M would grow by G with each sum.
 #ifndef XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
 #define XLA_FFI_HOST_NUMBERS_NARROW_LANES_H_
 
@@ -59,6 +64,9 @@ inline double LargestQuantised(uint32_t bits, uint32_t world_size) {
   return largest;
 }
 
+// Up to this Q z may be computed in float.
+inline constexpr double kMaxFloatQuantised = 63;
+
 template <typename F>
 decltype(auto) WithBits(WireDtype wire_dtype, F&& f) {
   switch (wire_dtype) {
@@ -90,8 +98,12 @@ bool EncodeNarrow(const void* elements, size_t count, int32_t exponent, uint32_t
   }
   const double scale = exponent == kNoExponent ? 0 : LargestQuantised(kBits, world_size) * 0x1p16 / NumberOf(exponent);
   BiasedBlock<kBits> biased;
-  const bool finite = kernels::Quantise<kBits>(
-      elements, count, scale, reinterpret_cast<const uint16_t*>(random.data()) + in_first_step, biased.data());
+  const auto quantise = [&](auto real) {
+    return kernels::Quantise<kBits>(elements, count, real,
+                                    reinterpret_cast<const uint16_t*>(random.data()) + in_first_step, biased.data());
+  };
+  const bool fits_float = LargestQuantised(kBits, world_size) <= kMaxFloatQuantised && scale < 0x1p127;
+  const bool finite = fits_float ? quantise(static_cast<float>(scale)) : quantise(scale);
   const size_t lane_count = (count + 32 / kBits - 1) / (32 / kBits);
   std::fill(biased.begin() + count, biased.begin() + lane_count * (32 / kBits), kernels::kBias<kBits>);
   kernels::PackLanes<kBits>(biased.data(), lane_count, lanes);
@@ -103,7 +115,13 @@ void DecodeNarrow(const uint8_t* lanes, size_t count, int32_t exponent, uint32_t
   BiasedBlock<kBits> biased;
   kernels::UnpackLanes<kBits>(lanes, (count + 32 / kBits - 1) / (32 / kBits), biased.data());
   const double unit = exponent == kNoExponent ? 0 : NumberOf(exponent) / LargestQuantised(kBits, world_size);
-  kernels::ScaleSums<Format, kBits>(biased.data(), count, unit, out);
+  const bool fits_float = kBits <= 8 && 0x1p-64 < unit && unit < 0x1p64;
+  if (fits_float) {
+    const auto upper = std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(unit)) & 0xFFFFFF00);
+    kernels::ScaleSums<Format, kBits>(biased.data(), count, out, upper, static_cast<float>(unit - upper));
+  } else {
+    kernels::ScaleSums<Format, kBits>(biased.data(), count, out, unit);
+  }
 }
 
 }  // namespace passing
