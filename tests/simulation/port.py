@@ -203,6 +203,22 @@ def shares_of_jobs(network: Network, hosts: int, jobs: int, apart_us: int, eleme
     return chunks, carried, max(map(stage.again, stage.jobs))
 
 
+def waiting_for_one(network: Network, hosts: int, late_us: int, elements: int = 2**20, sums: int = 3):
+    """Sums to which one host comes so much later than the others. Returns the longest time that one takes from then on,
+    over that of its packets, and what was sent again."""
+    stage = Star(network, hosts)
+    (job,), site = stage.jobs, stage.add_site(elements, "float32")
+    took_us = []
+    for execution in range(sums):
+        stage.begin(job[:-1], execution, site)
+        stage.run(stage.now_us + late_us)
+        came_us = stage.now_us
+        stage.begin(job[-1:], execution, site)
+        assert stage.run(came_us + 10**8, lambda execution=execution: stage.has_done(job, execution))
+        took_us.append(stage.now_us - came_us)
+    return max(took_us) / limit_us(network, hosts, elements), stage.again(job)
+
+
 def jain(shares: list[float]) -> float:
     """Returns Jain's index of fairness: 1 if all are equal."""
     return sum(shares) ** 2 / (len(shares) * sum(share * share for share in shares))
@@ -282,6 +298,10 @@ def lines() -> Iterator[str]:
         yield f"H={hosts} beside a flow like TCP's: it has {neighbour:.1%} of the port, the job {job:.1%}"
     share, again, _ = through(Network(), 8, slow={3: 5.0})
     yield f"one port, H=8, one host at 5 Gbit/s: {share * 100 / 40:.1%} of its link, {again:.2%} sent again"
+    for name, network in (("one port", Network()), ("own ports of 1 Gbit/s", OWN_PORTS)):
+        for late_us in (0, 10_000, 1_000_000):
+            took, again = waiting_for_one(network, 4, late_us)
+            yield f"{name}, H=4, one host {late_us} us late: {took:.3f} S from then on, {again:.2%} sent again"
     for name, network, hosts in (("one port", Network(), 8), ("own ports of 1 Gbit/s", OWN_PORTS, 4)):
         for dtype in ("float32", "int32"):
             took_us, large = small_beside_large(network, hosts, dtype)

@@ -6,17 +6,16 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <deque>
 #include <memory>
 #include <numeric>
 #include <optional>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "../tests/xla_ffi/cuda/fake_driver.h"
+#include "../tests/xla_ffi/eventually.h"
 #include "cuda/shared_blocks.h"
 #include "cuda/staging.h"
 
@@ -40,15 +39,6 @@ inline constexpr size_t kPieceFloats = PinnedBlock::kPieceBytes / sizeof(float);
 
 inline std::optional<Failure> Never() { return std::nullopt; }
 inline std::optional<Failure> HostLost() { return Failure{"HostLostError", "rank 1"}; }
-
-template <typename Condition>
-inline bool Eventually(const Condition& condition) {
-  for (int waited_ms = 0; waited_ms < 5000; ++waited_ms) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
-}
 
 class StagingTest : public testing::Test {
  protected:

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "../tests/xla_ffi/eventually.h"
 #include "../tests/xla_ffi/net/loopback_group.h"
 #include "host/transport/striped_transport.h"
 #include "switch/udp_switch.h"
@@ -81,16 +82,6 @@ class Call {
   const DType dtype_;
   std::shared_ptr<Outcome> outcome_ = std::make_shared<Outcome>();
 };
-
-// Waits until `condition` holds, for as long as a busy machine may need.
-template <typename Condition>
-inline bool Eventually(Condition condition) {
-  for (int waited_ms = 0; waited_ms < 20'000; ++waited_ms) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
-}
 
 using FloatCall = Call<float>;
 using IntCall = Call<int32_t>;
