@@ -83,7 +83,8 @@ def pipeline(host: Host) -> Any:
     sources = [path for path in sources if "handler" not in path.name]  # those need XLA's headers
     sources.append(root / "benchmarks" / "micro" / "gpu_pipeline_benchmark.cc")
     host.folder.mkdir(parents=True, exist_ok=True)
-    compiler = [os.environ.get("CXX", "g++"), "-std=c++20", "-O3", "-ffp-contract=off", "-pthread"]
+    flags = ["-std=c++20", "-O3", "-ffp-contract=off", "-fno-math-errno", "-pthread"]
+    compiler = [os.environ.get("CXX", "g++"), *flags]
 
     def compiled(source: Path) -> str:
         target = str(host.folder / f"{source.parent.name}_{source.stem}.o")

@@ -1,6 +1,6 @@
 // Time to quantise and scale back, in ns per KB (1000 bytes) of one device's elements.
 //
-//   g++ -std=c++20 -O3 -ffp-contract=off -Ixla_ffi benchmarks/micro/fixed_point_benchmark.cc
+//   g++ -std=c++20 -O3 -ffp-contract=off -fno-math-errno -Ixla_ffi benchmarks/micro/fixed_point_benchmark.cc
 //       xla_ffi/host/numbers/{fixed_point,host_elements}.cc -lbenchmark -lpthread -o /tmp/fixed_point_benchmark
 //
 // "hot": one block over and over, in the first-level cache. "cold": 64 MiB of elements in order, one chunk of lanes

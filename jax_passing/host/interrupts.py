@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import weakref
 from contextlib import suppress
 from types import FrameType
@@ -33,8 +32,7 @@ class Interrupts:
 
     def __init__(self, session: "Session"):
         self._session = weakref.ref(session)  # a handler of signals may outlive it
-        self._handled_at = 0.0
-        self._was_own = False  # the next signal is that of the thread
+        self._was_handled = False  # since the thread judged a signal
         self._is_over = threading.Event()
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and (former := _owner()) is not None:
@@ -54,7 +52,7 @@ class Interrupts:
         self._thread.start()
 
     def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._handled_at = time.monotonic()
+        self._was_handled = True
         # Without a frame no Python runs any more: the error of the sum ends the program, and is being printed.
         if frame is not None:
             signal.default_int_handler(number, frame)
@@ -65,27 +63,31 @@ class Interrupts:
             while heard := self._reader.recv(1):
                 if heard[0] != signal.SIGINT:
                     continue
-                if self._was_own:
-                    self._was_own = False
-                    continue
-                heard_at = time.monotonic()
                 if self._is_over.wait(MOMENT_S):
                     return
-                if not self._has_handled(heard_at):
-                    self._was_own = True
+                if not self._is_handled():
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
                     if self._is_over.wait(RETURN_S):
                         return
-                if self._has_handled(heard_at):
+                    self._forget(1)  # that was our own
+                if self._is_handled():
                     was_deaf = False
+                    # Several signals may have been handled as one. Those of this moment are done, whatever the order.
+                    self._was_handled = False
+                    self._forget(4096)
                 elif was_deaf and not _is_interactive():
                     _die()
                 else:
                     was_deaf = True
                     self._fail()
 
-    def _has_handled(self, heard_at: float) -> bool:
-        return self._handled_at > heard_at - MOMENT_S or signal.getsignal(signal.SIGINT) != self._on_interrupt
+    def _is_handled(self) -> bool:
+        return self._was_handled or signal.getsignal(signal.SIGINT) != self._on_interrupt
+
+    def _forget(self, count: int) -> None:
+        """Reads so many signals, as far as they have come."""
+        with suppress(BlockingIOError):
+            self._reader.recv(count, socket.MSG_DONTWAIT)
 
     def _fail(self) -> None:
         session = self._session()

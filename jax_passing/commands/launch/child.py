@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 from jax_passing.commands.terminal import LineSplitter, TaggedOutput
 
-SAVE_S = 30.0  # between a user's signal and SIGKILL, in which a script may save something; Slurm and Kubernetes give it
+# Between a user's signal and SIGKILL, in which a script may save something. Slurm and Kubernetes kill the launcher 30 s
+# after a signal, and what comes after its ranks takes up to 2 TERMINATE_S.
+SAVE_S = 20.0
 TERMINATE_S = 5.0  # between SIGTERM and SIGKILL, if nobody waits for what the process does
 TAIL_LINES = 200
 READ_BYTES = 4096  # bounds the lines at once; rich takes some 50 us for each

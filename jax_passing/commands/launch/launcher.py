@@ -77,7 +77,8 @@ async def _run(
     def on_signal(number: signal.Signals) -> None:
         if number == signal.SIGPIPE and output.is_read:
             return  # ssh has ended before it took its order, which its exit code says
-        (impatient if signalled.is_set() else signalled).set()
+        # A reader of our output may go by the same Ctrl-C, which is no reason to hurry.
+        (impatient if signalled.is_set() and number != signal.SIGPIPE else signalled).set()
         received.append(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):

@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from jax_passing.commands.launch.child import SAVE_S
 from jax_passing.for_jax.environment import THREADS, threads_needed
 
+TERMINATE_S = 5.0  # between SIGINT and SIGKILL
 FAILED = 254  # the exit code if nothing could be started; 255 is ssh's own
 
 
@@ -61,7 +61,7 @@ def _end_with_input(group: int) -> None:
     while os.read(0, 4096):
         pass
     _signal(group, signal.SIGINT)  # SIGTERM would end the rank before its session can tell the others
-    time.sleep(SAVE_S)
+    time.sleep(TERMINATE_S)
     _signal(group, signal.SIGKILL)
 
 

@@ -39,6 +39,15 @@ def test_a_signal_that_another_thread_gets_ends_a_sleep_once():
     thread.join()
 
 
+def test_signals_that_are_handled_at_once_are_not_repeated():
+    with jax_passing.init(world_size=1):
+        for _ in range(3):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        for _ in range(20):  # as long as a thread would judge them one after the other
+            time.sleep(0.1)
+
+
 def test_a_handler_of_the_program_stays():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with jax_passing.init(world_size=1):

@@ -15,9 +15,10 @@
 //   Error. In units of M / Q each rank is off by less than 1 + 2^-16, with variance f (1 - f) <= 1/4, f = y - floor(y);
 //   ranks and elements have independent r. So the sum is off by less than H (1 + 2^-16) M / Q, and by 0.5 sqrt(H) M / Q
 //   root mean square. Decoding: M / Q and its product with the sum of q in double are off by 2^-52 of it; in float M /
-//   Q is u + v, u of 16 bits, so its product with a sum of 8 is exact, and that with v is off by 2^-24 of 2^-15 of it.
-//   Either is rounded to float32, and where the dtype is narrower once more: half a step of the dtype, and 2^-24 of it
-//   for the double rounding.
+//   Q is u + v, u of 16 bits, so its product with a sum of 8 is exact, and that with v is off by 2^-23 of 2^-15 of it:
+//   far less than any is from the middle of two floats, unless it is one, so the bits are those of double. Either is
+//   rounded to float32, and where the dtype is narrower once more: half a step of the dtype, and 2^-24 of it for the
+//   double rounding.
 //   M has 4 significant bits, as it is up to 1/8 above the largest |x| then, on average 1.06 times; with one bit it
 //   would be up to twice it, on average 1.44 times: half a bit of 4 or 8.
 //   To nearest. A sum whose caller takes the residuals adds them to what it sends next, so no error is lost, and need
