@@ -3,8 +3,9 @@
 Python handles a signal in its main thread, between two instructions. As long as that thread is in XLA, which waits for
 a sum or compiles, nothing would happen. Here a thread learns of the signal at once, and gives the main thread a moment.
 
-Nor does Python hear of a signal that the kernel hands to another thread, or that comes just before a call that waits:
-`time.sleep` then sleeps on, in one of 80 starts of a small script. So the thread signals the main thread by itself.
+A call that waits, such as `time.sleep`, also waits on if the kernel hands the signal to another thread, or if the
+signal comes just before the call: Python handles it after the call. A small script lost one Ctrl-C in 80 so. So the
+thread signals the main thread itself.
 """
 
 import ctypes
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from jax_passing.host.session import Session
 
 MOMENT_S = 0.5  # XLA's own waits look for signals every 0.2 s
-RETURN_S = 0.1  # in which a call that a signal ends returns to Python
+RETURN_S = 0.1  # a call that a signal ends returns to Python within it
 
 
 class Interrupts:
@@ -32,7 +33,7 @@ class Interrupts:
 
     def __init__(self, session: "Session"):
         self._session = weakref.ref(session)  # a handler of signals may outlive it
-        self._was_handled = False  # since the thread judged a signal
+        self._was_handled = False  # since the thread last judged a signal
         self._is_over = threading.Event()
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and (former := _owner()) is not None:
@@ -46,6 +47,7 @@ class Interrupts:
             signal.set_wakeup_fd(before)
             self._close()
             return
+        self._main_thread = threading.get_ident()
         signal.signal(signal.SIGINT, self._on_interrupt)
         session.closers.append(self._end)
         self._thread = threading.Thread(target=self._watch, name="jax_passing-interrupts", daemon=True)
@@ -58,23 +60,25 @@ class Interrupts:
             signal.default_int_handler(number, frame)
 
     def _watch(self) -> None:
-        was_deaf = False
+        was_deaf, own = False, 0  # own: signals that this thread has sent and not read yet
         with suppress(OSError):
             while heard := self._reader.recv(1):
                 if heard[0] != signal.SIGINT:
                     continue
+                if own:
+                    own -= 1
+                    continue
                 if self._is_over.wait(MOMENT_S):
                     return
                 if not self._is_handled():
-                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+                    signal.pthread_kill(self._main_thread, signal.SIGINT)
+                    own += 1
                     if self._is_over.wait(RETURN_S):
                         return
-                    self._forget(1)  # that was our own
                 if self._is_handled():
-                    was_deaf = False
-                    # Several signals may have been handled as one. Those of this moment are done, whatever the order.
-                    self._was_handled = False
-                    self._forget(4096)
+                    was_deaf, own, self._was_handled = False, 0, False
+                    with suppress(BlockingIOError):  # Python may handle several signals as one: all so far are done
+                        self._reader.recv(4096, socket.MSG_DONTWAIT)
                 elif was_deaf and not _is_interactive():
                     _die()
                 else:
@@ -83,11 +87,6 @@ class Interrupts:
 
     def _is_handled(self) -> bool:
         return self._was_handled or signal.getsignal(signal.SIGINT) != self._on_interrupt
-
-    def _forget(self, count: int) -> None:
-        """Reads so many signals, as far as they have come."""
-        with suppress(BlockingIOError):
-            self._reader.recv(count, socket.MSG_DONTWAIT)
 
     def _fail(self) -> None:
         session = self._session()

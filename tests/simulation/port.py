@@ -204,8 +204,8 @@ def shares_of_jobs(network: Network, hosts: int, jobs: int, apart_us: int, eleme
 
 
 def waiting_for_one(network: Network, hosts: int, late_us: int, elements: int = 2**20, sums: int = 3):
-    """Sums to which one host comes so much later than the others. Returns the longest time that one takes from then on,
-    over that of its packets, and what was sent again."""
+    """One host begins each sum `late_us` after the others. Returns the longest time that a sum takes from then on, over
+    that of its packets, and the share of packets that were sent again."""
     stage = Star(network, hosts)
     (job,), site = stage.jobs, stage.add_site(elements, "float32")
     took_us = []
@@ -301,12 +301,14 @@ def lines() -> Iterator[str]:
     for name, network in (("one port", Network()), ("own ports of 1 Gbit/s", OWN_PORTS)):
         for late_us in (0, 10_000, 1_000_000):
             took, again = waiting_for_one(network, 4, late_us)
-            yield f"{name}, H=4, one host {late_us} us late: {took:.3f} S from then on, {again:.2%} sent again"
+            late = f"one host {late_us} us late: {took:.3f} times the least time from then on"
+            yield f"{name}, H=4, {late}, {again:.2%} sent again"
     for name, network, hosts in (("one port", Network(), 8), ("own ports of 1 Gbit/s", OWN_PORTS, 4)):
         for dtype in ("float32", "int32"):
             took_us, large = small_beside_large(network, hosts, dtype)
             half, most = took_us[len(took_us) // 2], took_us[-1]
-            yield f"{name}, H={hosts}: small sums of {dtype} take {half} us, {most} at most, the large {large:.2f} S"
+            small = f"small sums of {dtype} take {half} us, {most} at most"
+            yield f"{name}, H={hosts}: {small}, the large one {large:.2f} times its least"
     scatter, gather = ("float32", "scatter"), ("int32", "gather")  # a gather moves words
     for hosts in (2, 4):
         took = [together(OWN_PORTS, hosts, sites) for sites in ([scatter], [gather], [scatter, gather])]

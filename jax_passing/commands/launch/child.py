@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from jax_passing.commands.terminal import LineSplitter, TaggedOutput
 
-# Between a user's signal and SIGKILL, in which a script may save something. Slurm and Kubernetes kill the launcher 30 s
-# after a signal, and what comes after its ranks takes up to 2 TERMINATE_S.
-SAVE_S = 20.0
-TERMINATE_S = 5.0  # between SIGTERM and SIGKILL, if nobody waits for what the process does
+TERMINATE_S = 5.0  # between SIGTERM and SIGKILL, for processes that have nothing to save
+# Between a user's signal and SIGKILL, for scripts that save something. Slurm and Kubernetes kill the launcher 30 s
+# after a signal. Before that it also stops the switch and reads the last output, each for up to TERMINATE_S.
+SAVE_S = 18.0
 TAIL_LINES = 200
 READ_BYTES = 4096  # bounds the lines at once; rich takes some 50 us for each
 _PR_SET_PDEATHSIG = 1

@@ -77,7 +77,7 @@ async def _run(
     def on_signal(number: signal.Signals) -> None:
         if number == signal.SIGPIPE and output.is_read:
             return  # ssh has ended before it took its order, which its exit code says
-        # A reader of our output may go by the same Ctrl-C, which is no reason to hurry.
+        # The same Ctrl-C may end the reader of our output (SIGPIPE): that is no second signal of the user's.
         (impatient if signalled.is_set() and number != signal.SIGPIPE else signalled).set()
         received.append(number)
 

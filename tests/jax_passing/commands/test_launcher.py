@@ -186,7 +186,7 @@ def test_after_ctrl_c_scripts_end_as_python_does_and_the_switch_says_why(script)
         "    print('runs', flush=True)\n"
         "    time.sleep(60)\n"
         "finally:\n"
-        f"    time.sleep({TERMINATE_S})\n"  # where a rank that another's failure ends would be killed
+        f"    time.sleep({TERMINATE_S})\n"  # as long as ranks have that are stopped because another one failed
         "    print('saved')\n"
     )
     launcher = subprocess.Popen([*RUN, "-n", "2", waits], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

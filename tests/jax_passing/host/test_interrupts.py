@@ -30,13 +30,13 @@ def test_the_handler_is_that_of_python_afterwards():
 
 
 def test_a_signal_that_another_thread_gets_ends_a_sleep_once():
-    thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
+    timer = threading.Timer(0.5, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGINT))
     with jax_passing.init(world_size=1):
+        timer.start()
         with pytest.raises(KeyboardInterrupt):
-            thread.start()
-            time.sleep(20)
-        time.sleep(1)
-    thread.join()
+            time.sleep(20)  # Python alone would sleep to the end
+        time.sleep(1)  # no second KeyboardInterrupt comes
+    timer.join()
 
 
 def test_signals_that_are_handled_at_once_are_not_repeated():
@@ -44,8 +44,7 @@ def test_signals_that_are_handled_at_once_are_not_repeated():
         for _ in range(3):
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-        for _ in range(20):  # as long as a thread would judge them one after the other
-            time.sleep(0.1)
+        time.sleep(2)  # longer than the thread takes to judge three signals one by one
 
 
 def test_a_handler_of_the_program_stays():

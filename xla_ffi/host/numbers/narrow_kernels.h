@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "host/numbers/formats.h"
 #include "host/numbers/lane_kernels.h"
@@ -28,7 +29,8 @@ template <uint32_t kBits>
 using Biased = std::conditional_t<kBits == 16, uint16_t, uint8_t>;
 
 // Writes q + b for float32 `elements`. q is x * scale / 2^16, rounded up or down by `random`. Returns whether all
-// elements are finite; those that are not become 0. Real: float takes half the time, and does for some scales.
+// elements are finite; those that are not become 0. `Real` is
+// float where that is exact enough (kMaxFloatQuantised), as it takes half the time; else double.
 template <uint32_t kBits, typename Real>
 PASSING_CLONES bool Quantise(const void* elements, size_t count, Real scale, const void* random,
                              Biased<kBits>* __restrict biased) {
@@ -38,9 +40,14 @@ PASSING_CLONES bool Quantise(const void* elements, size_t count, Real scale, con
     const int32_t magnitude = bits & Bits<float>::kMagnitude;
     largest = std::max(largest, magnitude);
     bits = Select(magnitude < Bits<float>::kInfinity, bits, 0);
-    const Real y = std::bit_cast<float>(bits) * scale;  // rounds
-    const auto scaled = static_cast<uint32_t>(std::is_same_v<Real, float> ? RoundedInteger(y) : RoundedBits(y));
-    const int32_t q = static_cast<int32_t>(scaled + Load<uint16_t>(random, i)) >> 16;
+    const Real product = std::bit_cast<float>(bits) * scale;  // rounds
+    uint32_t z;
+    if constexpr (std::is_same_v<Real, float>) {
+      z = static_cast<uint32_t>(RoundedInteger(product));
+    } else {
+      z = static_cast<uint32_t>(RoundedBits(product));
+    }
+    const int32_t q = static_cast<int32_t>(z + Load<uint16_t>(random, i)) >> 16;
     biased[i] = static_cast<Biased<kBits>>(static_cast<uint32_t>(q) + kBias<kBits>);
   }
   return largest < Bits<float>::kInfinity;
@@ -78,7 +85,8 @@ PASSING_CLONES void UnpackLanes(const uint8_t* __restrict lanes, size_t lane_cou
   }
 }
 
-// The unit is that of a sum, in one part of double or in two of float, of which the first one's product is exact.
+// `unit` is the worth of 1 in a sum: a double, or two floats that add up to it, of which the first times the sum is
+// exact.
 template <typename Format, uint32_t kBits, typename... Real>
 PASSING_CLONES void ScaleSums(const Biased<kBits>* __restrict biased, size_t count, void* __restrict out,
                               Real... unit) {

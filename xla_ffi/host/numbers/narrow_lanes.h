@@ -11,14 +11,15 @@
 //   and product are rounded, by a factor of 1 +- 2^-23 and next to nothing: up to 63/128 if Q <= 63, so an integer y
 //   still has its z, and z is off by less than 1. So |q - y| < 1 + 2^-16.
 //   Scale. Q * 2^16 / M lies between 2^-112 and 2^160: M is from 2^-129 to 2^128, since the code's last bit is worth
-//   2^-129 for denormals. No cap is needed. A scale that exceeds floats is a double.
+//   2^-129 for denormals. No cap is needed. A scale beyond float's range is multiplied in double.
 //   Error. In units of M / Q each rank is off by less than 1 + 2^-16, with variance f (1 - f) <= 1/4, f = y - floor(y);
 //   ranks and elements have independent r. So the sum is off by less than H (1 + 2^-16) M / Q, and by 0.5 sqrt(H) M / Q
-//   root mean square. Decoding: M / Q and its product with the sum of q in double are off by 2^-52 of it; in float M /
-//   Q is u + v, u of 16 bits, so its product with a sum of 8 is exact, and that with v is off by 2^-23 of 2^-15 of it:
-//   far less than any is from the middle of two floats, unless it is one, so the bits are those of double. Either is
-//   rounded to float32, and where the dtype is narrower once more: half a step of the dtype, and 2^-24 of it for the
-//   double rounding.
+//   root mean square.
+//   Decoding. M / Q and its product with the sum of q in double are off by 2^-52 of it. In float M / Q is u + v. u has
+//   16 bits, so its product with a sum of 8 is exact; that with v is off by 2^-23 of 2^-15, so by 2^-38 of the whole.
+//   The sum times M has 11 bits and Q has 7, so the quotient is at least 2^-32 of itself from any middle of two floats.
+//   So the bits are those of double. Either is rounded to float32, and where the dtype is narrower once more: half a
+//   step of the dtype, and 2^-24 of it for the double rounding.
 //   M has 4 significant bits, as it is up to 1/8 above the largest |x| then, on average 1.06 times; with one bit it
 //   would be up to twice it, on average 1.44 times: half a bit of 4 or 8.
 //   To nearest. A sum whose caller takes the residuals adds them to what it sends next, so no error is lost, and need
@@ -65,7 +66,7 @@ inline double LargestQuantised(uint32_t bits, uint32_t world_size) {
   return largest;
 }
 
-// Up to this Q z may be computed in float.
+// The largest Q for which z may be computed in float (Rounding, above).
 inline constexpr double kMaxFloatQuantised = 63;
 
 template <typename F>
@@ -116,13 +117,15 @@ void DecodeNarrow(const uint8_t* lanes, size_t count, int32_t exponent, uint32_t
   BiasedBlock<kBits> biased;
   kernels::UnpackLanes<kBits>(lanes, (count + 32 / kBits - 1) / (32 / kBits), biased.data());
   const double unit = exponent == kNoExponent ? 0 : NumberOf(exponent) / LargestQuantised(kBits, world_size);
-  const bool fits_float = kBits <= 8 && 0x1p-64 < unit && unit < 0x1p64;
-  if (fits_float) {
-    const auto upper = std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(unit)) & 0xFFFFFF00);
-    kernels::ScaleSums<Format, kBits>(biased.data(), count, out, upper, static_cast<float>(unit - upper));
-  } else {
-    kernels::ScaleSums<Format, kBits>(biased.data(), count, out, unit);
+  if constexpr (kBits <= 8) {
+    if (0x1p-64 < unit && unit < 0x1p64) {       // far from denormals and infinity, also the parts and the products
+      constexpr uint32_t kUpper16 = 0xFFFFFF00;  // sign, exponent and 16 significant bits
+      const auto upper = std::bit_cast<float>(std::bit_cast<uint32_t>(static_cast<float>(unit)) & kUpper16);
+      kernels::ScaleSums<Format, kBits>(biased.data(), count, out, upper, static_cast<float>(unit - upper));
+      return;
+    }
   }
+  kernels::ScaleSums<Format, kBits>(biased.data(), count, out, unit);
 }
 
 }  // namespace passing
