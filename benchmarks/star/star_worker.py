@@ -23,9 +23,11 @@ ECHO_BYTES_MAX = 65536
 
 class JaxProgram(Program):
     """The collective of `operations` in a jitted shard_map over a mesh of this process's devices, or of all processes'
-    with `spans`."""
+    with `spans`. `donates`: its argument is donated, as gradients are in a training step."""
 
-    def __init__(self, arguments: argparse.Namespace, operations: Any, spans: bool = False) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, operations: Any, spans: bool = False, donates: bool = False
+    ) -> None:
         import jax
         import jax.numpy as jnp
         from jax.sharding import PartitionSpec as P
@@ -68,9 +70,9 @@ class JaxProgram(Program):
         self._make = jax.jit(
             lambda iteration, leaves: mapped(lambda i: make(leaves, i), P(), P("d"))(iteration), static_argnums=1
         )
-        # The input is donated, as gradients are in a training step; the result of a psum has its shape.
         self._sum = jax.jit(
-            mapped(lambda xs: carry_out(collective, operations, xs, "d"), P("d"), P("d")), donate_argnums=0
+            mapped(lambda xs: carry_out(collective, operations, xs, "d"), P("d"), P("d")),
+            donate_argnums=0 if donates else (),
         )
         self._count = jax.jit(count, static_argnums=3)
 
@@ -98,7 +100,7 @@ class PassingProgram(JaxProgram):
         # JaxProgram counts the devices of each host by themselves.
         warnings.simplefilter("ignore", jax_passing.errors.InsideHostWarning)
         self._session, self._stream = jax_passing.init(axis_name="d"), jax_passing.stream
-        super().__init__(arguments, jax_passing)
+        super().__init__(arguments, jax_passing, donates=True)
 
     def sum_beside(self, x: Any) -> Any:
         with self._stream("beside"):
@@ -111,7 +113,8 @@ class PassingProgram(JaxProgram):
 
 
 class LaxProgram(JaxProgram):
-    """jax.lax.psum over a mesh of all processes, with the collectives that the environment chooses: gloo by default."""
+    """jax.lax.psum over a mesh of all processes, with the collectives that the environment chooses: gloo by default.
+    XLA:CPU would copy the result to a donated argument (findings/xla_cpu_copies_donated_all_reduces.sh)."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         import jax
