@@ -53,36 +53,29 @@ PASSING_CLONES bool Quantise(const void* elements, size_t count, Real scale, con
   return largest < Bits<float>::kInfinity;
 }
 
-template <uint32_t kBits>
-PASSING_CLONES void PackLanes(const Biased<kBits>* __restrict biased, size_t lane_count, uint8_t* __restrict lanes) {
-  for (size_t i = 0; i < lane_count; ++i) {
-    uint32_t word;
-    if constexpr (kBits == 4) {
-      auto wide = Load<uint64_t>(biased, i);
-      wide = (wide | wide >> 4) & 0x00FF00FF00FF00FF;
-      wide = (wide | wide >> 8) & 0x0000FFFF0000FFFF;
-      word = static_cast<uint32_t>(wide | wide >> 16);
-    } else {
-      word = Load<uint32_t>(biased, i);
-    }
-    StoreLane(lanes, i, word - kBiases<kBits>);
+// Two elements of 4 bits share a byte, as the loops over lanes take them.
+static PASSING_CLONES void JoinHalves(const uint8_t* __restrict biased, size_t byte_count, uint8_t* __restrict bytes) {
+  for (size_t i = 0; i < byte_count; ++i) {
+    const uint32_t pair = Load<uint16_t>(biased, i);
+    bytes[i] = static_cast<uint8_t>(pair | pair >> 4);
+  }
+}
+
+static PASSING_CLONES void SplitHalves(const uint8_t* __restrict bytes, size_t byte_count, uint8_t* __restrict biased) {
+  for (size_t i = 0; i < byte_count; ++i) {
+    const uint32_t pair = bytes[i];
+    Store(biased, i, static_cast<uint16_t>((pair | pair << 4) & 0x0F0F));
   }
 }
 
 template <uint32_t kBits>
-PASSING_CLONES void UnpackLanes(const uint8_t* __restrict lanes, size_t lane_count, Biased<kBits>* __restrict biased) {
-  for (size_t i = 0; i < lane_count; ++i) {
-    const uint32_t word = LoadLane(lanes, i) + kBiases<kBits>;
-    if constexpr (kBits == 4) {
-      uint64_t wide = word;
-      wide = (wide | wide << 16) & 0x0000FFFF0000FFFF;
-      wide = (wide | wide << 8) & 0x00FF00FF00FF00FF;
-      wide = (wide | wide << 4) & 0x0F0F0F0F0F0F0F0F;
-      Store(biased, i, wide);
-    } else {
-      Store(biased, i, word);
-    }
-  }
+PASSING_CLONES void PackLanes(const void* __restrict biased, size_t lane_count, uint8_t* __restrict lanes) {
+  for (size_t i = 0; i < lane_count; ++i) StoreLane(lanes, i, Load<uint32_t>(biased, i) - kBiases<kBits>);
+}
+
+template <uint32_t kBits>
+PASSING_CLONES void UnpackLanes(const uint8_t* __restrict lanes, size_t lane_count, void* __restrict biased) {
+  for (size_t i = 0; i < lane_count; ++i) Store(biased, i, LoadLane(lanes, i) + kBiases<kBits>);
 }
 
 // `unit` is the worth of 1 in a sum: a double, or two floats that add up to it, of which the first times the sum is

@@ -108,14 +108,27 @@ bool EncodeNarrow(const void* elements, size_t count, int32_t exponent, uint32_t
   const bool finite = fits_float ? quantise(static_cast<float>(scale)) : quantise(scale);
   const size_t lane_count = (count + 32 / kBits - 1) / (32 / kBits);
   std::fill(biased.begin() + count, biased.begin() + lane_count * (32 / kBits), kernels::kBias<kBits>);
-  kernels::PackLanes<kBits>(biased.data(), lane_count, lanes);
+  if constexpr (kBits == 4) {
+    std::array<uint8_t, sizeof(biased) / 2> bytes;
+    kernels::JoinHalves(biased.data(), lane_count * 4, bytes.data());
+    kernels::PackLanes<kBits>(bytes.data(), lane_count, lanes);
+  } else {
+    kernels::PackLanes<kBits>(biased.data(), lane_count, lanes);
+  }
   return finite;
 }
 
 template <typename Format, uint32_t kBits>
 void DecodeNarrow(const uint8_t* lanes, size_t count, int32_t exponent, uint32_t world_size, void* out) {
   BiasedBlock<kBits> biased;
-  kernels::UnpackLanes<kBits>(lanes, (count + 32 / kBits - 1) / (32 / kBits), biased.data());
+  const size_t lane_count = (count + 32 / kBits - 1) / (32 / kBits);
+  if constexpr (kBits == 4) {
+    std::array<uint8_t, sizeof(biased) / 2> bytes;
+    kernels::UnpackLanes<kBits>(lanes, lane_count, bytes.data());
+    kernels::SplitHalves(bytes.data(), lane_count * 4, biased.data());
+  } else {
+    kernels::UnpackLanes<kBits>(lanes, lane_count, biased.data());
+  }
   const double unit = exponent == kNoExponent ? 0 : NumberOf(exponent) / LargestQuantised(kBits, world_size);
   if constexpr (kBits <= 8) {
     if (0x1p-64 < unit && unit < 0x1p64) {       // far from denormals and infinity, also the parts and the products
