@@ -32,7 +32,7 @@ from jax_passing.errors import PassingError
 
 PERCENTILES = (0, 10, 50, 90, 99, 99.9)
 WARM_UPS = 2  # they compile, and learn the order of sums
-SMALL_BYTES = 64 * 1024  # up to that, several sums in a row are timed
+ITERATION_BYTES = 64 * 2**20  # sums in a row: ranks that share cores start milliseconds apart
 # The gradients of GPT-2 small in the order of its layers: 148 leaves, 124,439,808 parameters.
 _D = 768
 _LAYER = (_D, _D, 3 * _D * _D, 3 * _D, _D * _D, _D, _D, _D, 4 * _D * _D, 4 * _D, 4 * _D * _D, _D)
@@ -95,7 +95,7 @@ class Case:
 def measure(runnings: Sequence[Running], tensors: Tensors, arguments: argparse.Namespace, status: Any) -> list[Case]:
     """Lets all take turns."""
     rounds, iterations = arguments.rounds, arguments.iterations
-    sums = arguments.sums if tensors.size <= SMALL_BYTES else 1
+    sums = max(1, min(arguments.sums, ITERATION_BYTES // tensors.size))
     beside = int(arguments.beside * 2**20 / (tensors.size / sum(tensors.elements)))
     cases = [Case(running, tensors) for running in runnings]
     iteration = 0
@@ -176,9 +176,9 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
         costs.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "", f"{memory:.1f}")
     if not arguments.beside:
         console.print(costs)
-    small = [case for case in cases if case.tensors.size <= SMALL_BYTES]
-    if small:
-        console.print(latencies(small))
+    several = [case for case in cases if len(case.samples[0].times_s) > hosts]
+    if several:
+        console.print(latencies(several))
     if arguments.beside:
         for case in cases:
             beside_s = statistics.median(sample.beside_s for sample in case.samples)
@@ -187,7 +187,7 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
 
 
 def latencies(cases: Sequence[Case]) -> Table:
-    """Makes a table of what small sums take, each by itself."""
+    """Makes a table of what sums take that came one after the other, each by itself."""
     headings = [f"p{share:g}\n(us)" for share in PERCENTILES]
     result = Table("system", "size (B)", "sums", *headings, box=box.SIMPLE)
     for heading in ("CPU, host\n(us a sum)", "CPU, switch\n(us a sum)", "sleeps\n(a rank, a sum)"):
@@ -239,7 +239,7 @@ def main() -> None:
     add("--contenders", type=_contenders, default=["passing", "gloo"], help=f"of {','.join(CONTENDERS)}")
     add("--rounds", type=int, default=5, help="in which all take turns")
     add("--iterations", type=int, default=3, help="of each contender in each round")
-    add("--sums", type=int, default=50, help="of up to 64 KiB: how many make an iteration, one after the other")
+    add("--sums", type=int, default=50, help="how many make an iteration, one after the other, of up to 64 MiB in all")
     add("--beside", type=float, default=0.0, help="MiB of a sum of another stream meanwhile: of jax_passing alone")
     add("--loss", type=float, default=0.0, help="probability that a link's end loses a (super-)packet: 0.001")
     add("--no-multicast", action="store_true", help="hosts can join no group: the switch sends each its own")
