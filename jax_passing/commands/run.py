@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from typing import Annotated
@@ -79,8 +80,18 @@ def _check_exists(script: str, module: bool) -> None:
                 f"Nothing was started: there is no module {package!r}, neither in {os.getcwd()} nor among what is "
                 f"installed for {sys.executable}."
             )
-    elif not os.path.exists(script) and not script.startswith("-"):
-        raise ConfigError(
-            f"Nothing was started: there is no file {os.path.abspath(script)}. After its options `run` takes the "
-            "script, without `python` before it: jax-passing run --hosts 2 SCRIPT."
-        )
+    elif not script.startswith("-"):
+        path = os.path.abspath(script)
+        if not os.path.exists(path) or _is_elf(path):
+            wrong = f"{path} is a program, not a script" if os.path.exists(path) else f"there is no file {path}"
+            raise ConfigError(
+                f"Nothing was started: {wrong}. After its options `run` takes the script, without `python` before it: "
+                "jax-passing run --hosts 2 SCRIPT."
+            )
+
+
+def _is_elf(path: str) -> bool:
+    """Tells whether a file is a program of the machine, such as Python itself."""
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(4) == b"\x7fELF"
+    return False

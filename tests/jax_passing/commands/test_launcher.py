@@ -139,13 +139,14 @@ def test_the_host_that_broke_is_blamed_not_those_that_lost_it():
         (["--host", "2", "{script}"], "No such option: --host (Possible options: --hosts)"),
         (["nosuch.py", "--x"], "no file {folder}/nosuch.py"),
         (["python", "{script}"], "without `python` before it"),
+        (["{python}", "{script}"], "is a program, not a script"),
         (["-m", "nosuch.module"], "no module 'nosuch', neither in {folder}"),
     ],
 )
 def test_mistakes_on_the_command_line(arguments, message, script, monkeypatch, tmp_path):
     """They are refused before anything is started: nobody prints what a rank or a switch would."""
     monkeypatch.chdir(tmp_path)
-    known = {"script": script(""), "folder": tmp_path}
+    known = {"script": script(""), "folder": tmp_path, "python": sys.executable}
     ended = CliRunner().invoke(cli.app, ["run", *(one.format(**known) for one in arguments)], env={"COLUMNS": "200"})
     assert ended.exit_code != 0
     assert message.format(**known) in ended.output + str(ended.exception)
