@@ -327,7 +327,7 @@ class Session:
 
 
 def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")[:1000]
+    return f"{type(error).__name__}: {error}".partition("\n\n")[0][:1000].rstrip(".: \n")
 
 
 def _after_fork_in_child() -> None:
