@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # diffrax solves differential equations, and differentiates through the solution by a choice of adjoints. Under jit all
 # of them give the same gradient, also for sharded arrays. In a shard_map that checks how values vary (its default),
-# none solves the equation at all: TypeError, as loops carry what they don't begin with. With check_vma=False, and in
-# pmap, DirectAdjoint and BacksolveAdjoint give the right gradient; the default adjoint, RecursiveCheckpointAdjoint,
+# none gives any: TypeError, as the carry of a loop varies over the mesh only after the first step. With check_vma=False,
+# and in pmap, DirectAdjoint and BacksolveAdjoint give the right gradient; the default adjoint, RecursiveCheckpointAdjoint,
 # raises ValueError, though the same function under vmap with an axis name works. Seen with diffrax 0.7.2, equinox
 # 0.13.8, jax 0.10.2 (for loops in shard_map see also https://github.com/patrick-kidger/diffrax/issues/765).
 set -euo pipefail

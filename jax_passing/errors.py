@@ -154,6 +154,12 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
+def gist(error: BaseException) -> str:
+    """Describes an exception on one line, to be followed by a full stop: JAX's have paragraphs, which its log has."""
+    first = " ".join(str(error).strip().partition("\n\n")[0].split())
+    return f"{type(error).__name__}: {first}"[:1000].rstrip(".: ")
+
+
 def _family(base: type[PassingError]) -> dict[str, type[PassingError]]:
     family = {base.__name__: base}
     for derived in base.__subclasses__():

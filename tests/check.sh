@@ -91,10 +91,11 @@ install_wheel() {
 }
 
 # The wheel's requirements are installed while it is compiled; Python compiles what it imports, the rest needn't be.
-# From ml_dtypes 0.7.0 on each process takes 1.4 s more to start (findings/ml_dtypes_takes_seconds_to_import.sh).
+# ml_dtypes 0.7.0 slows every start (findings/ml_dtypes_takes_seconds_to_import.sh): newest_jax has it.
 wheel() {
   make_venv "$oldest" python3
-  "$oldest/bin/pip" install --quiet --no-compile jax==0.10.0 jaxlib==0.10.0 'ml_dtypes<0.7' $(requirements "['project']['dependencies']") \
+  "$oldest/bin/pip" install --quiet --no-compile jax==0.10.0 jaxlib==0.10.0 'ml_dtypes<0.7' \
+    $(requirements "['project']['dependencies']") \
     $(for extra in test lint examples; do requirements "['project']['optional-dependencies']['$extra']"; done) &
   build_wheel python3 "$work/wheel"
   wait $!

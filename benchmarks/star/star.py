@@ -32,7 +32,8 @@ from jax_passing.errors import PassingError
 
 PERCENTILES = (0, 10, 50, 90, 99, 99.9)
 WARM_UPS = 2  # they compile, and learn the order of sums
-ITERATION_BYTES = 64 * 2**20  # sums in a row: ranks that share cores start milliseconds apart
+ITERATION_BYTES = 64 * 2**20  # of several sums: ranks that share cores start milliseconds apart
+BESIDE_SHARE = 1 / 8  # of the bytes beside: that sum is to be under way until the others are over
 # The gradients of GPT-2 small in the order of its layers: 148 leaves, 124,439,808 parameters.
 _D = 768
 _LAYER = (_D, _D, 3 * _D * _D, 3 * _D, _D * _D, _D, _D, _D, 4 * _D * _D, 4 * _D, 4 * _D * _D, _D)
@@ -45,7 +46,7 @@ server is the same program behind one link, like a host's: a switch that stood t
 Each time is from the first rank's start to the last one's end. limit: the time of the system's own traffic at line rate
 with its headers (star_contenders.py derives it). A bucket lets its first 128 KB pass unshaped, so a share may reach
 100.2 % at 64 MiB. CPU: ns of a host's processes per KB of the sum, and of the switch's per KB that it receives.
-memory: by how much a rank's memory grew during a sum, whose result may take its input's place."""
+memory: by how much a rank's memory grew during an iteration; a sum's result may take its input's place."""
 
 
 @dataclass
@@ -95,7 +96,8 @@ class Case:
 def measure(runnings: Sequence[Running], tensors: Tensors, arguments: argparse.Namespace, status: Any) -> list[Case]:
     """Lets all take turns."""
     rounds, iterations = arguments.rounds, arguments.iterations
-    sums = max(1, min(arguments.sums, ITERATION_BYTES // tensors.size))
+    room = int(arguments.beside * 2**20 * BESIDE_SHARE) or ITERATION_BYTES
+    sums = max(1, min(arguments.sums, room // tensors.size))
     beside = int(arguments.beside * 2**20 / (tensors.size / sum(tensors.elements)))
     cases = [Case(running, tensors) for running in runnings]
     iteration = 0
@@ -176,9 +178,7 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
         costs.add_row(label, str(case.tensors.size), f"{host:.0f}", f"{switch:.0f}" if switch else "", f"{memory:.1f}")
     if not arguments.beside:
         console.print(costs)
-    several = [case for case in cases if len(case.samples[0].times_s) > hosts]
-    if several:
-        console.print(latencies(several))
+    console.print(latencies(cases))
     if arguments.beside:
         for case in cases:
             beside_s = statistics.median(sample.beside_s for sample in case.samples)
@@ -187,7 +187,7 @@ def show(cases: Sequence[Case], arguments: argparse.Namespace, console: Console)
 
 
 def latencies(cases: Sequence[Case]) -> Table:
-    """Makes a table of what sums take that came one after the other, each by itself."""
+    """Makes a table of the times of single sums."""
     headings = [f"p{share:g}\n(us)" for share in PERCENTILES]
     result = Table("system", "size (B)", "sums", *headings, box=box.SIMPLE)
     for heading in ("CPU, host\n(us a sum)", "CPU, switch\n(us a sum)", "sleeps\n(a rank, a sum)"):

@@ -1,4 +1,4 @@
-"""Variational Monte Carlo by NetKet, of the Ising chain, in as many processes as there are.
+"""NetKet finds the ground state of an Ising chain, by variational Monte Carlo on all processes.
 
     pip install netket==3.23.0
     jax-passing run --hosts 2 benchmarks/training/netket_vmc.py            # its collectives go over gloo
@@ -17,7 +17,7 @@ SPINS, SAMPLES, WARM_UPS, STEPS = 12, 768, 5, 100
 
 def main() -> None:
     jax.distributed.initialize()
-    import netket as nk  # which asks JAX for its devices
+    import netket as nk  # it asks JAX for its devices, so after initialize
 
     space = nk.hilbert.Spin(s=1 / 2, N=SPINS)
     hamiltonian = nk.operator.IsingJax(space, graph=nk.graph.Chain(SPINS), h=1.0)

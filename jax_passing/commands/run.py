@@ -69,7 +69,7 @@ def run(
 
 
 def _check_exists(script: str, module: bool) -> None:
-    """Checks before anything is started that the script or module exists. Raises ConfigError.
+    """Checks before anything is started that the script or module exists, and is no executable. Raises ConfigError.
 
     Python itself says the rest: whether a package has the module, and what `run -- -X dev SCRIPT` means.
     """
@@ -82,8 +82,9 @@ def _check_exists(script: str, module: bool) -> None:
             )
     elif not script.startswith("-"):
         path = os.path.abspath(script)
-        if not os.path.exists(path) or _is_elf(path):
-            wrong = f"{path} is a program, not a script" if os.path.exists(path) else f"there is no file {path}"
+        exists = os.path.exists(path)
+        if not exists or _is_elf(path):
+            wrong = f"{path} is an executable, not a script" if exists else f"there is no file {path}"
             raise ConfigError(
                 f"Nothing was started: {wrong}. After its options `run` takes the script, without `python` before it: "
                 "jax-passing run --hosts 2 SCRIPT."
@@ -91,7 +92,9 @@ def _check_exists(script: str, module: bool) -> None:
 
 
 def _is_elf(path: str) -> bool:
-    """Tells whether a file is a program of the machine, such as Python itself."""
+    """Tells whether a file is an executable of Linux, such as Python itself."""
+    if not os.path.isfile(path):  # a pipe would wait for its writer
+        return False
     with suppress(OSError), open(path, "rb") as file:
         return file.read(4) == b"\x7fELF"
     return False

@@ -221,7 +221,7 @@ class Session:
                 self._leave(abandon)
                 unfinished = _native.unfinished_handles()
             except BaseException as error:  # Ctrl-C while it waits: the others hear of it
-                self._leave(f"it stopped with {_describe(error)}")
+                self._leave(f"it stopped with {errors.gist(error)}")
                 raise
             finally:
                 self._close()
@@ -282,7 +282,7 @@ class Session:
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         if self.error is not None and (error is None or errors.repeats_itself(error)):
             log.warning("the session had failed: %s: %s", type(self.error).__name__, self.error)
-        self._shut_down(None if error is None else f"it stopped with {_describe(error)}")
+        self._shut_down(None if error is None else f"it stopped with {errors.gist(error)}")
 
     def __enter__(self) -> Self:
         return self
@@ -297,7 +297,7 @@ class Session:
                 raise self.error
             return
         ours = typed(error)
-        self._shut_down(f"it stopped with {_describe(error)}")
+        self._shut_down(f"it stopped with {errors.gist(error)}")
         if ours is not None:
             errors.raise_instead(ours, error)
 
@@ -324,10 +324,6 @@ class Session:
         if self._control is not None:
             self._control.forget_in_child()
         self._control = self._ranks = None
-
-
-def _describe(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n\n")[0][:1000].rstrip(".: \n")
 
 
 def _after_fork_in_child() -> None:

@@ -139,7 +139,7 @@ def test_the_host_that_broke_is_blamed_not_those_that_lost_it():
         (["--host", "2", "{script}"], "No such option: --host (Possible options: --hosts)"),
         (["nosuch.py", "--x"], "no file {folder}/nosuch.py"),
         (["python", "{script}"], "without `python` before it"),
-        (["{python}", "{script}"], "is a program, not a script"),
+        (["{python}", "{script}"], "is an executable, not a script"),
         (["-m", "nosuch.module"], "no module 'nosuch', neither in {folder}"),
     ],
 )

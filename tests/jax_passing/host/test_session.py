@@ -225,14 +225,15 @@ def test_exit_with_an_exception_tells_the_others(running):
     settings = settings_of(running, 1)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(Member, settings, len(jax.local_devices()))
-        ended = run_script(running, "jax_passing.init()\nraise ValueError('oops.')", JAX_PASSING_WORLD_SIZE="2")
+        script = r"jax_passing.init(); raise ValueError('\n\noops,\nno.\n\nMore')"
+        ended = run_script(running, script, JAX_PASSING_WORLD_SIZE="2")
         other = joining.result()
     assert ended.returncode == 1
     assert re.search(
-        r"^ValueError: oops\.\nwrote the flight record \S+, as the session failed", ended.stderr, re.MULTILINE
+        r"^no\.\n\nMore\nwrote the flight record \S+, as the session failed", ended.stderr, re.MULTILINE
     )
     until(lambda: other.failure)
-    assert "it stopped with ValueError: oops. Look at its log" in other.failure.message
+    assert "it stopped with ValueError: oops, no. Look at its log" in other.failure.message
     other.close()
 
 

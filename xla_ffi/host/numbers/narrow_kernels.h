@@ -53,15 +53,16 @@ PASSING_CLONES bool Quantise(const void* elements, size_t count, Real scale, con
   return largest < Bits<float>::kInfinity;
 }
 
-// Two elements of 4 bits share a byte, as the loops over lanes take them.
-static PASSING_CLONES void JoinHalves(const uint8_t* __restrict biased, size_t byte_count, uint8_t* __restrict bytes) {
+// The loops over lanes take bytes of two 4-bit elements, the first one in the low half.
+static PASSING_CLONES void PackNibbles(const uint8_t* __restrict biased, size_t byte_count, uint8_t* __restrict bytes) {
   for (size_t i = 0; i < byte_count; ++i) {
     const uint32_t pair = Load<uint16_t>(biased, i);
     bytes[i] = static_cast<uint8_t>(pair | pair >> 4);
   }
 }
 
-static PASSING_CLONES void SplitHalves(const uint8_t* __restrict bytes, size_t byte_count, uint8_t* __restrict biased) {
+static PASSING_CLONES void UnpackNibbles(const uint8_t* __restrict bytes, size_t byte_count,
+                                         uint8_t* __restrict biased) {
   for (size_t i = 0; i < byte_count; ++i) {
     const uint32_t pair = bytes[i];
     Store(biased, i, static_cast<uint16_t>((pair | pair << 4) & 0x0F0F));

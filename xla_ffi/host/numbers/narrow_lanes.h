@@ -81,6 +81,13 @@ decltype(auto) WithBits(WireDtype wire_dtype, F&& f) {
   }
 }
 
+template <uint32_t kBits>
+inline constexpr uint32_t kLaneElements = 32 / kBits;
+template <uint32_t kBits>
+constexpr size_t LaneCountOf(size_t count) {
+  return (count + kLaneElements<kBits> - 1) / kLaneElements<kBits>;
+}
+
 // Room for a block and for what is left of its last lane.
 template <uint32_t kBits>
 using BiasedBlock = std::array<kernels::Biased<kBits>, kMaxBlockElements + 7>;
@@ -106,11 +113,11 @@ bool EncodeNarrow(const void* elements, size_t count, int32_t exponent, uint32_t
   };
   const bool fits_float = LargestQuantised(kBits, world_size) <= kMaxFloatQuantised && scale < 0x1p127;
   const bool finite = fits_float ? quantise(static_cast<float>(scale)) : quantise(scale);
-  const size_t lane_count = (count + 32 / kBits - 1) / (32 / kBits);
-  std::fill(biased.begin() + count, biased.begin() + lane_count * (32 / kBits), kernels::kBias<kBits>);
+  const size_t lane_count = LaneCountOf<kBits>(count);
+  std::fill(biased.begin() + count, biased.begin() + lane_count * kLaneElements<kBits>, kernels::kBias<kBits>);
   if constexpr (kBits == 4) {
     std::array<uint8_t, sizeof(biased) / 2> bytes;
-    kernels::JoinHalves(biased.data(), lane_count * 4, bytes.data());
+    kernels::PackNibbles(biased.data(), lane_count * 4, bytes.data());
     kernels::PackLanes<kBits>(bytes.data(), lane_count, lanes);
   } else {
     kernels::PackLanes<kBits>(biased.data(), lane_count, lanes);
@@ -121,11 +128,11 @@ bool EncodeNarrow(const void* elements, size_t count, int32_t exponent, uint32_t
 template <typename Format, uint32_t kBits>
 void DecodeNarrow(const uint8_t* lanes, size_t count, int32_t exponent, uint32_t world_size, void* out) {
   BiasedBlock<kBits> biased;
-  const size_t lane_count = (count + 32 / kBits - 1) / (32 / kBits);
+  const size_t lane_count = LaneCountOf<kBits>(count);
   if constexpr (kBits == 4) {
     std::array<uint8_t, sizeof(biased) / 2> bytes;
     kernels::UnpackLanes<kBits>(lanes, lane_count, bytes.data());
-    kernels::SplitHalves(bytes.data(), lane_count * 4, biased.data());
+    kernels::UnpackNibbles(bytes.data(), lane_count * 4, biased.data());
   } else {
     kernels::UnpackLanes<kBits>(lanes, lane_count, biased.data());
   }
