@@ -229,9 +229,7 @@ def test_exit_with_an_exception_tells_the_others(running):
         ended = run_script(running, script, JAX_PASSING_WORLD_SIZE="2")
         other = joining.result()
     assert ended.returncode == 1
-    assert re.search(
-        r"^no\.\n\nMore\nwrote the flight record \S+, as the session failed", ended.stderr, re.MULTILINE
-    )
+    assert re.search(r"^no\.\n\nMore\nwrote the flight record \S+, as the session failed", ended.stderr, re.MULTILINE)
     until(lambda: other.failure)
     assert "it stopped with ValueError: oops, no. Look at its log" in other.failure.message
     other.close()
