@@ -63,10 +63,12 @@ def rank_of_torchrun(environment: Environment, process: int | None = None) -> Ra
     return _rank(environment, "RANK", "WORLD_SIZE")
 
 
-def rank_of_kubeflow(environment: Environment) -> Rank | None:
-    """Returns what Kubeflow Trainer's runtime for JAX says (its plugin `jax`, since version 2.1); JAX itself reads no
-    variable of these. Whatever starts processes inside of its pods counts more."""
-    return _rank(environment, "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+def rank_of_platform(environment: Environment) -> Rank | None:
+    """Returns what Kubeflow Trainer's runtime for JAX says (its plugin `jax`, since version 2.1), or SkyPilot, which
+    takes Slurm's variables of a step away from what it starts there (0.14.1). JAX itself reads no variable of these.
+    Whatever starts processes inside of a pod or node counts more."""
+    kubeflow = _rank(environment, "JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+    return kubeflow or _rank(environment, "SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES")
 
 
 def rank_of_mpi(environment: Environment, process: int | None = None) -> Rank | None:
@@ -190,6 +192,13 @@ def _lsf(environment: Environment) -> tuple[str, str] | None:
     return (f"lsf-{job}" + (f"[{index}]" if index != "0" else ""), "variable LSB_JOBID") if job else None
 
 
+def _skypilot(environment: Environment, rank: int) -> str | None:
+    """Finds the id of a task, which a managed job keeps when it is recovered. A rank that isn't the node's belongs to a
+    run inside of the task, of which there may be several."""
+    task = environment.get("SKYPILOT_TASK_ID")
+    return task if task and environment.get("SKYPILOT_NODE_RANK") == str(rank) else None
+
+
 def _kubernetes(environment: Environment, rank: int, hostname: str, namespace: Callable[[], str]) -> str | None:
     """Finds the name of an Indexed Job, whose pods are called JOB-INDEX. If the rank isn't the index, the run consists
     of several Jobs (of a JobSet), each with a name of its own."""
@@ -234,5 +243,7 @@ def run_name(
     for launcher in (_torchrun, _open_mpi, _intel_mpi, *by_slurm, _pbs, _lsf):
         if (name := launcher(environment)) is not None:
             return name
+    if task := _skypilot(environment, rank):
+        return f"skypilot-{task}", "variable SKYPILOT_TASK_ID"
     job = _kubernetes(environment, rank, hostname(), namespace)
     return (job, "hostname of this pod of an Indexed Job") if job else None

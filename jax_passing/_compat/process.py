@@ -44,13 +44,13 @@ def cuda_devices() -> list[jax.Device]:
 
 def in_cluster() -> tuple[int, int, str] | None:
     """Returns (index of this process, number of processes, who says so), as `jax.distributed` knows or would detect,
-    or Ray Train, torchrun, a launcher of MPI's or Kubeflow says. Raises ConfigError, as `launchers.rank_of_mpi`
-    does."""
+    or Ray Train, torchrun, a launcher of MPI's, Kubeflow or SkyPilot says. Raises ConfigError, as
+    `launchers.rank_of_mpi` does."""
     if jax.distributed.is_initialized():
         state = distributed.global_state
         return int(state.process_id), int(state.num_processes), "jax.distributed"
     by_variables = launchers.rank_of_torchrun(os.environ) or launchers.rank_of_mpi(os.environ)
-    if (told := launchers.rank_of_ray() or by_variables or launchers.rank_of_kubeflow(os.environ)) is not None:
+    if (told := launchers.rank_of_ray() or by_variables or launchers.rank_of_platform(os.environ)) is not None:
         return told
     for cluster in ClusterEnv._cluster_types:
         if not cluster.opt_in_only_method and cluster.is_env_present():

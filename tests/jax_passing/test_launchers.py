@@ -142,14 +142,23 @@ def test_an_agent_of_torchrun_gives_its_processes_their_ranks():
 def test_kubeflow_gives_pods_their_ranks(monkeypatch):
     """Trainer 2.1."""
     told = {"JAX_PROCESS_ID": "3", "JAX_NUM_PROCESSES": "4", "JAX_COORDINATOR_ADDRESS": "run-node-0-0.run:6666"}
-    assert launchers.rank_of_kubeflow(told) == (3, 4, "variable JAX_PROCESS_ID")
-    assert launchers.rank_of_kubeflow({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_PROCESS_ID": "3"}) is None
+    assert launchers.rank_of_platform(told) == (3, 4, "variable JAX_PROCESS_ID")
+    assert launchers.rank_of_platform({"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_PROCESS_ID": "3"}) is None
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     assert process.in_cluster() == (3, 4, "variable JAX_PROCESS_ID")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     assert process.in_cluster()[:2] == (1, 2)  # of an mpirun inside of them
+
+
+def test_skypilot_gives_nodes_their_ranks():
+    """SkyPilot 0.14.1, on a cluster of Slurm's, whose variables of a step it unsets."""
+    told = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_TASK_ID": "sky-2026-12-01_a-4"}
+    told |= {"SLURM_JOB_ID": "6"}
+    assert launchers.rank_of_platform(told) == (1, 2, "variable SKYPILOT_NODE_RANK")
+    assert launchers.run_name(told, 1) == ("skypilot-sky-2026-12-01_a-4", "variable SKYPILOT_TASK_ID")
+    assert launchers.run_name(told | hydra(3, 4), 3) is None  # an mpiexec inside of the task, of perhaps several
 
 
 @pytest.mark.parametrize(
