@@ -155,7 +155,7 @@ def printable(text: str) -> str:
 
 
 def gist(error: BaseException) -> str:
-    """Describes an exception on one line, to be followed by a full stop: JAX's have paragraphs, which its log has."""
+    """Describes an exception on one line, to be followed by a full stop: of JAX's paragraphs the first one."""
     first = " ".join(str(error).strip().partition("\n\n")[0].split())
     return f"{type(error).__name__}: {first}"[:1000].rstrip(".: ")
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_passing.errors import UsageError
+from jax_passing.errors import UsageError, gist
 from jax_passing.partitioning.arrays import no_mesh, weak_shape_of
 from jax_passing.pipelining.by_row import REMEDY, ByRow, Home
 from jax_passing.pipelining.homes import Homes, norm_of
@@ -116,7 +116,7 @@ def _of_row(init: Any, params: Any, row: int) -> Any:
     except Exception as error:
         raise UsageError(
             f"The optimiser's init fails for the parameters of row {row} of the mesh alone, with None for all others: "
-            f"{type(error).__name__}: {error}. {REMEDY}"
+            f"{gist(error)}. {REMEDY}"
         ) from error
 
 
